@@ -1,0 +1,66 @@
+"""From grants to what an executor consumes: the batch, and its ragged arrays.
+
+Knows slots, block tables and lengths; knows nothing of policies or of why a token was granted.
+Shape letters: N grants, T tokens of all grants, S grants that emit a token, B blocks of the widest table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from schedlab.framework.request import EngineRequest
+
+
+class Prefill(NamedTuple):
+    """A grant that is not a plain decode: `count` tokens of `request` from position `start`."""
+
+    request: EngineRequest
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class Inputs:
+    """A ragged batch, all granted tokens concatenated in batch order.
+
+    token_ids_T, positions_T, slots_T : int64; slot = block * block_size + offset, where the token's K and V go
+    query_starts_N1                   : int64 [N + 1], first token of each grant, and T
+    context_lens_N                    : int64, tokens of each sequence in the cache after the step (start + count)
+    block_tables_NB                   : int64, valid up to ceil(context_len / block_size), padded with 0
+    emitting_S                        : int64, indices of the grants whose last token yields a next token
+    output_positions_S                : int64, position of the token to be drawn, for seeded sampling
+    requests                          : the N requests, for sampling parameters
+    """
+
+    token_ids_T: np.ndarray
+    positions_T: np.ndarray
+    slots_T: np.ndarray
+    query_starts_N1: np.ndarray
+    context_lens_N: np.ndarray
+    block_tables_NB: np.ndarray
+    emitting_S: np.ndarray
+    output_positions_S: np.ndarray
+    requests: list[EngineRequest]
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's work in grant order: `prefills[:decodes_at]`, then `decodes`, then the rest of `prefills`.
+
+    `decodes` each compute one token from `num_computed_tokens` on and emit one. `copies_out` are (device block, host
+    block) pairs and run first; `copies_in` are (host block, device block) pairs and run next. `inputs` is None unless
+    the executor needs them.
+    """
+
+    prefills: list[Prefill] = field(default_factory=list)
+    decodes: list[EngineRequest] = field(default_factory=list)
+    decodes_at: int = 0
+    prefill_tokens: int = 0
+    decode_context: int = 0
+    copies_out: list[tuple[int, int]] = field(default_factory=list)
+    copies_in: list[tuple[int, int]] = field(default_factory=list)
+    inputs: Inputs | None = None

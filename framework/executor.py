@@ -1,0 +1,54 @@
+"""What the engine asks of an executor: run one batch, say how long it took and which tokens came out.
+
+Knows nothing of scheduling, and implements nothing: see stub.py, cost/model.py and model/executor.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from schedlab.framework.batch import Batch
+    from schedlab.framework.request import EngineRequest
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Outcome of one batch.
+
+    `duration_ns` is the modelled duration, or the measured device time where the executor knows one; clocks that measure
+    ignore it. `tokens` is int64 [num_grants, k], row i the new tokens of grant i in batch order, padded with -1 (an
+    inner chunk is all -1); None from an executor without tokens, which then stands for one unnamed token a finished
+    grant. `bound` names what limited the step (compute, memory, overhead). `failed` maps grant index to a reason.
+    """
+
+    duration_ns: int
+    tokens: np.ndarray | None = None
+    bound: str | None = None
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Runs batches. One executor serves one engine.
+
+    `needs_inputs`: the engine builds `batch.inputs` before each `execute`. `eos_token_ids` end a live request.
+    """
+
+    needs_inputs: bool
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
+        """Reserve KV memory; called once, before the first step. Raises ConfigError if it does not fit."""
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of keys and values in one block over all layers; sizes the pool and the host pool."""
+
+    def prompt_token_ids(self, request: EngineRequest) -> np.ndarray:
+        """int64 [num_prompt_tokens]; the tokens that stand for the request's content."""
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Run copies out, copies in, then compute, in this order. `batch` may be empty but for copies."""

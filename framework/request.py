@@ -1,0 +1,241 @@
+"""Requests: what a policy may read, and the engine's side of the same object.
+
+`Request` is the policy's view and is read-only. `EngineRequest` adds what only the engine may know (the recorded
+output length, the content of the prompt, the block table). Knows nothing of queues, pools or time beyond its stamps.
+Times are integer nanoseconds on the engine's clock; properties ending in `_s` are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from schedlab.framework.content import Content
+
+State = Literal[
+    "waiting", "running", "preempted", "swapped", "finished", "rejected", "aborted", "length_capped", "failed", "loading"
+]
+NS = 1_000_000_000
+
+
+def to_ns(seconds: float) -> int:
+    """Seconds to integer nanoseconds, rounded once."""
+    return round(seconds * NS)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn; the draw depends on (seed, request, position) alone, never on the batch."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """A named service-level objective; a limit of None is not part of it. Limits in seconds."""
+
+    name: str = "default"
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
+class Cadence:
+    """A shared counter of decode steps: each member's token counts grow by one per tick without being touched."""
+
+    __slots__ = ("tick",)
+
+    def __init__(self) -> None:
+        self.tick = 0
+
+
+STILL = Cadence()
+"""The cadence of every request that is not decoding in step with others; it never ticks."""
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / NS
+
+
+class Request:
+    """One request as a policy sees it. Underscored slots are the engine's to write."""
+
+    __slots__ = (
+        "_arrival_ns", "_cadence", "_client", "_computed", "_deadline_ns", "_first_token_ns", "_max_tokens",
+        "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority", "_request_id", "_session", "_slo", "_state",
+        "_tokens",
+    )  # fmt: skip
+
+    _request_id: str
+    _arrival_ns: int
+    _client: str
+    _priority: int
+    _deadline_ns: int | None
+    _session: str | None
+    _num_prompt_tokens: int
+    _max_tokens: int
+    _predicted: int | None
+    _slo: SLO | None
+    _state: State
+    _num_preemptions: int
+    _first_token_ns: int | None
+    _tokens: int
+    _computed: int
+    _cadence: Cadence
+
+    if TYPE_CHECKING:
+
+        @property
+        def request_id(self) -> str: ...
+        @property
+        def client(self) -> str: ...
+        @property
+        def priority(self) -> int: ...
+        @property
+        def session(self) -> str | None: ...
+        @property
+        def num_prompt_tokens(self) -> int: ...
+        @property
+        def max_tokens(self) -> int: ...
+        @property
+        def predicted_output_tokens(self) -> int | None: ...
+        @property
+        def slo(self) -> SLO | None: ...
+        @property
+        def state(self) -> State: ...
+        @property
+        def num_preemptions(self) -> int: ...
+
+    else:  # attrgetter properties run at C speed, and policies read these in inner loops
+        request_id = property(attrgetter("_request_id"), doc="Unique name, as in the trace or the row number.")
+        client = property(attrgetter("_client"), doc="Who sent it; fairness is counted per client.")
+        priority = property(attrgetter("_priority"), doc="Larger is more urgent.")
+        session = property(attrgetter("_session"), doc="The conversation it belongs to, or None.")
+        num_prompt_tokens = property(attrgetter("_num_prompt_tokens"))
+        max_tokens = property(attrgetter("_max_tokens"), doc="Cap on the output; never the recorded length.")
+        predicted_output_tokens = property(attrgetter("_predicted"), doc="From the configured predictor, or None.")
+        slo = property(attrgetter("_slo"))
+        state = property(attrgetter("_state"))
+        num_preemptions = property(attrgetter("_num_preemptions"))
+
+    @property
+    def arrival_s(self) -> float:
+        """Intended arrival, seconds."""
+        return self._arrival_ns / NS
+
+    @property
+    def deadline_s(self) -> float | None:
+        return _seconds(self._deadline_ns)
+
+    @property
+    def first_token_s(self) -> float | None:
+        return _seconds(self._first_token_ns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus tokens generated so far."""
+        return self._tokens + self._cadence.tick
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values are in the cache (or on the host, when swapped)."""
+        return self._computed + self._cadence.tick
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self._tokens - self._computed
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._tokens + self._cadence.tick - self._num_prompt_tokens
+
+    def __repr__(self) -> str:
+        return f"<Request {self._request_id} {self._state} {self.num_computed_tokens}/{self.num_tokens}>"
+
+
+class EngineRequest(Request):
+    """The engine's side of a request. Sources create it; the engine alone changes it afterwards.
+
+    `recorded_output_tokens` is the length that a replay forces, or None for a live request, which ends at a stop token
+    or at `max_tokens`. `max_tokens=None` means the model's limit. `visible_ns` is the arrival plus preparation.
+    """
+
+    __slots__ = (
+        "abort_ns", "admission", "block_table", "cached_tokens", "chain", "content", "final_tokens", "finished_ns",
+        "first_scheduled_ns", "host_blocks", "num_published", "order", "output_token_ids", "reason", "recomputed_tokens",
+        "recorded_output_tokens", "resumed_tokens", "sampling", "slot", "source_row", "swaps", "visible_ns", "delivery_ns",
+        "watched", "pending_from", "lost_tokens", "emitted_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str,
+        arrival_ns: int,
+        num_prompt_tokens: int,
+        content: Content,
+        *,
+        recorded_output_tokens: int | None = None,
+        max_tokens: int | None = None,
+        client: str = "default",
+        priority: int = 0,
+        deadline_ns: int | None = None,
+        session: str | None = None,
+        slo: SLO | None = None,
+        abort_ns: int | None = None,
+        sampling: SamplingParams | None = None,
+        source_row: int | None = None,
+        visible_ns: int | None = None,
+        delivery_ns: int = 0,
+    ) -> None:
+        self._request_id = request_id
+        self._arrival_ns = arrival_ns
+        self._client = client
+        self._priority = priority
+        self._deadline_ns = deadline_ns
+        self._session = session
+        self._num_prompt_tokens = num_prompt_tokens
+        self._max_tokens = -1 if max_tokens is None else max_tokens
+        self._predicted = None
+        self._slo = slo
+        self._state = "waiting"
+        self._num_preemptions = 0
+        self._first_token_ns = None
+        self._tokens = num_prompt_tokens
+        self._computed = 0
+        self._cadence = STILL
+        self.content = content
+        self.recorded_output_tokens = recorded_output_tokens
+        self.abort_ns = abort_ns
+        self.sampling = sampling
+        self.source_row = source_row
+        self.visible_ns = arrival_ns if visible_ns is None else visible_ns
+        self.delivery_ns = delivery_ns
+        self.final_tokens = 0
+        self.order = -1
+        self.admission = -1
+        self.slot = -1
+        self.block_table: list[int] = []
+        self.host_blocks: list[int] = []
+        self.chain: Any = None
+        self.num_published = 0
+        self.watched: Any = None
+        self.pending_from = -1
+        self.output_token_ids: list[int] = []
+        self.first_scheduled_ns: int | None = None
+        self.emitted_ns = 0
+        self.finished_ns: int | None = None
+        self.cached_tokens: int | None = None
+        self.resumed_tokens = 0
+        self.recomputed_tokens = 0
+        self.lost_tokens = 0
+        self.swaps = 0
+        self.reason: str | None = None

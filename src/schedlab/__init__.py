@@ -1,0 +1,28 @@
+"""schedlab: a research framework for LLM-inference scheduling policies. Importing it imports no torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from schedlab.experiments.api import RunResult, run
+    from schedlab.framework.policy import Policy
+    from schedlab.framework.request import SLO, SamplingParams
+    from schedlab.framework.step import Step
+
+_EXPORTS = {
+    "run": "schedlab.experiments.api",
+    "RunResult": "schedlab.experiments.api",
+    "Policy": "schedlab.framework.policy",
+    "Step": "schedlab.framework.step",
+    "SLO": "schedlab.framework.request",
+    "SamplingParams": "schedlab.framework.request",
+}
+__all__ = ["SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'schedlab' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)
