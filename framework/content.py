@@ -34,8 +34,12 @@ class Chain:
 
 
 class Content(Protocol):
-    """The content of one prompt. `shares_output`: generated tokens are content of the session's next prompt."""
+    """The content of one prompt.
 
+    `has_identity`: equal content can be recognised. `shares_output`: generated tokens are content of the next prompt.
+    """
+
+    has_identity: bool
     shares_output: bool
 
     def chain(self, num_tokens: int, block_size: int) -> Chain:
@@ -74,6 +78,7 @@ class TokenContent:
     """A prompt of real tokens: identity is the tokens themselves, block by block."""
 
     __slots__ = ("token_ids",)
+    has_identity = True
     shares_output = False
 
     def __init__(self, token_ids: Sequence[int] | np.ndarray) -> None:
@@ -99,6 +104,7 @@ class IdContent:
     """
 
     __slots__ = ("ids", "namespace", "seed", "width")
+    has_identity = True
     shares_output = False
 
     def __init__(self, ids: Sequence[int], width: int, namespace: str = "", seed: int = 0) -> None:
@@ -144,6 +150,7 @@ class UniqueContent:
     """A prompt that nobody shares: tokens from (seed, row), no identity."""
 
     __slots__ = ("row", "seed")
+    has_identity = False
     shares_output = False
 
     def __init__(self, row: int, seed: int = 0) -> None:
@@ -165,6 +172,7 @@ class SessionContent:
     """
 
     __slots__ = ("history", "seed", "session")
+    has_identity = True
     shares_output = True
 
     def __init__(self, session: str, history: np.ndarray | None = None, seed: int = 0) -> None:

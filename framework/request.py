@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from schedlab.framework.content import Content
+from schedlab.framework.content import Chain, Content
 
 State = Literal[
     "waiting", "running", "preempted", "swapped", "finished", "rejected", "aborted", "length_capped", "failed", "loading"
@@ -57,6 +56,8 @@ class Cadence:
     def __init__(self) -> None:
         self.tick = 0
 
+
+NO_IDENTITY = Chain([], [])
 
 STILL = Cadence()
 """The cadence of every request that is not decoding in step with others; it never ticks."""
@@ -170,10 +171,10 @@ class EngineRequest(Request):
     """
 
     __slots__ = (
-        "abort_ns", "admission", "block_table", "cached_tokens", "chain", "content", "final_tokens", "finished_ns",
-        "first_scheduled_ns", "host_blocks", "num_published", "order", "output_token_ids", "reason", "recomputed_tokens",
-        "recorded_output_tokens", "resumed_tokens", "sampling", "slot", "source_row", "swaps", "visible_ns", "delivery_ns",
-        "watched", "pending_from", "lost_tokens", "emitted_ns",
+        "abort_ns", "admission", "block_table", "cached_tokens", "chain", "content", "delivery_ns", "emitted_ns",
+        "final_tokens", "finished_ns", "first_scheduled_ns", "host_blocks", "lost_tokens", "num_published", "order",
+        "output_token_ids", "promised_groups", "reason", "recomputed_tokens", "recorded_output_tokens", "resumed_tokens",
+        "sampling", "slot", "source_row", "step", "swaps", "visible_ns", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -219,23 +220,24 @@ class EngineRequest(Request):
         self.source_row = source_row
         self.visible_ns = arrival_ns if visible_ns is None else visible_ns
         self.delivery_ns = delivery_ns
-        self.final_tokens = 0
-        self.order = -1
-        self.admission = -1
-        self.slot = -1
+        self.final_tokens = 0  # length at which the engine ends it, whatever it generates
+        self.order = -1  # place among arrivals
+        self.admission = -1  # place among admissions, while running
+        self.slot = -1  # row in the executor's arrays, while running
+        self.step = -1  # last step that granted or preempted it
         self.block_table: list[int] = []
-        self.host_blocks: list[int] = []
-        self.chain: Any = None
-        self.num_published = 0
-        self.watched: Any = None
-        self.pending_from = -1
+        self.host_blocks: list[int] = []  # copies of its blocks, while swapped
+        self.chain = NO_IDENTITY
+        self.promised_groups = 0  # groups of the chain that it publishes as it computes: those of its prompt
+        self.num_published = 0  # leading blocks of the table that the prefix cache knows
+        self.watched: tuple[int, list[bytes]] | None = None  # hit in blocks, keys whose change may change it
         self.output_token_ids: list[int] = []
         self.first_scheduled_ns: int | None = None
-        self.emitted_ns = 0
+        self.emitted_ns = 0  # time of its last token, while it is not decoding in step with others
         self.finished_ns: int | None = None
-        self.cached_tokens: int | None = None
-        self.resumed_tokens = 0
+        self.cached_tokens: int | None = None  # reused at the first admission
+        self.resumed_tokens = 0  # found again by resumes
         self.recomputed_tokens = 0
-        self.lost_tokens = 0
+        self.lost_tokens = 0  # computed before the last preemption by recompute
         self.swaps = 0
         self.reason: str | None = None

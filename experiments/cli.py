@@ -1,0 +1,85 @@
+"""The command line: `schedlab COMMAND`. Knows which commands exist and how errors end; each command's work is elsewhere.
+
+A command that runs engines takes Hydra's words and is declared by `@takes_overrides`; one that reads files takes plain
+arguments and is declared by `@app.command()`. Commands import what they need when called, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from schedlab.framework.errors import SchedlabError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Scheduling policies for LLM inference on a GPU, a CPU and a virtual clock.",
+)
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
+FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    """Make `task` a command: everything after its name goes to Hydra, and `task` gets the composed config."""
+
+    @app.command(task.__name__, help=task.__doc__, context_settings=dict(FORWARDS), add_help_option=False)
+    def command(context: typer.Context) -> None:
+        from schedlab.experiments.compose import run_with_overrides
+
+        run_with_overrides(task, context.args, task.__name__)
+
+    return task
+
+
+@takes_overrides
+def run(config: DictConfig) -> None:
+    """Run one experiment, or a sweep with -m."""
+    from schedlab.experiments.run import run_job
+
+    run_job(config)
+
+
+@app.command()
+def compare(directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")]) -> None:
+    """Table of finished runs, from their files."""
+    from schedlab.experiments.table import Comparison
+
+    Comparison.read(directories, required=True).show()
+
+
+def main() -> None:
+    """Entry point of the console script: exit 0, 1 for failed jobs or a fault of ours, 2 for the user's, 130 for Ctrl-C."""
+    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # so that policy._target_=mine.Mine finds mine.py, as under python -m
+    warnings.showwarning = show_warning
+    try:
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
+    except (SchedlabError, UsageError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def fail(error: Exception) -> None:
+    if os.environ.get("SCHEDLAB_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    message = error.format_message() if isinstance(error, UsageError) else str(error)  # type: ignore[attr-defined]
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Warnings as one line, without the source line that raised them."""
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)

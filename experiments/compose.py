@@ -1,0 +1,134 @@
+"""The one place that touches Hydra: from words on the command line to a composed config, and from its errors to one line.
+
+Knows nothing of what a run does with its config.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from schedlab.framework.errors import ConfigError, SchedlabError
+
+CONFIG_MODULE = "schedlab.conf"
+USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException)
+"""What a user can cause: one line and exit 2. Anything else is our fault or a policy's, and shows its traceback."""
+
+
+def run_with_overrides(task: Callable[[DictConfig], Any], words: Sequence[str], command: str) -> None:
+    """Run `task` on the config that `words` compose (`key=value`, `-m`, `--cfg job`, `--info`, `--help`, …)."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # hands the exception to us instead of printing it
+    sys.argv = [f"schedlab {command}", *words]
+    try:
+        hydra.main(config_path=f"pkg://{CONFIG_MODULE}", config_name="config", version_base="1.3")(task)()
+    except USER_ERRORS as error:
+        raise ConfigError(one_line(error)) from error
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """The config that `overrides` give, without running anything."""
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        return hydra.compose("config", overrides=list(overrides))
+
+
+def build(node: DictConfig, name: str, **more: Any) -> Any:
+    """Instantiate the class that `node._target_` names; a failure is one line that starts with `name`."""
+    try:
+        return hydra.utils.instantiate(node, **more)
+    except HydraException as error:
+        cause = root_cause(error)
+        if isinstance(cause, SchedlabError):
+            raise cause from error
+        raise ConfigError(f"{name} ({node.get('_target_')}): {flat(cause)}") from error
+
+
+def output_directory() -> Path:
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def sweep_directory() -> Path | None:
+    """The directory shared by the jobs of this sweep; None for a single run."""
+    config = HydraConfig.get()
+    return Path(config.sweep.dir).resolve() if config.mode == RunMode.MULTIRUN else None
+
+
+def choice(group: str) -> str:
+    """The option chosen for a config group, as the user wrote it."""
+    return str(HydraConfig.get().runtime.choices.get(group))
+
+
+def job_overrides() -> list[str]:
+    return list(HydraConfig.get().overrides.task)
+
+
+class ComparisonAtEnd(Callback):
+    """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process."""
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        from schedlab.experiments.table import Comparison
+
+        comparison = Comparison.read([Path(config.hydra.sweep.dir)])
+        if not comparison.runs:
+            return
+        comparison.write(Path(config.hydra.sweep.dir))
+        comparison.show()
+        if comparison.failed:
+            raise SystemExit(1)
+
+
+# ---- errors ----
+
+
+def root_cause(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = cause
+    return error
+
+
+def flat(error: BaseException) -> str:
+    """Message of any exception on one line, with its type where the message alone would not tell."""
+    text = " ".join(str(error).split())
+    if isinstance(error, (HydraException, OmegaConfBaseException, SchedlabError)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, and for a misspelt key or option what exists instead."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return no_such(f"{group}={option}: no such option", option, error.options, group)
+    cause = root_cause(error)
+    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
+        keys = [key for key in map(str, cause.parent_node) if key != "hydra" and not key.startswith("_")]
+        return no_such(f"{cause.full_key}: no such key", str(cause.key), keys, parent_of(str(cause.full_key)))
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {str(error).splitlines()[0]}"
+    if missing := re.match(r"Missing mandatory value: (\S+)", str(error)):
+        return f"{missing[1]} has no default: give {missing[1]}=…"
+    if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException) and cause is not error:
+        return f"{flat(error)} ({str(cause).splitlines()[0]})"
+    return flat(error)
+
+
+def parent_of(key: str) -> str:
+    return key.rpartition(".")[0] or "the config"
+
+
+def no_such(what: str, word: str, existing: Sequence[str], owner: str) -> str:
+    close = difflib.get_close_matches(word, existing, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{what}; {hint}{owner} has {', '.join(existing) or 'nothing'}"

@@ -1,0 +1,163 @@
+"""What `engine=` names: an executor, the scheduler's limits for it, and the clocks that can measure it.
+
+Knows how models, hardware and memory sizes become the arguments of an executor; knows nothing of policies or workloads.
+In Python, models and hardware may be given by the name of their preset: `engines.virtual("llama3.1-8b", "h100")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
+from schedlab.framework.cost.hardware import Hardware
+from schedlab.framework.engine import EngineConfig
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.executor import Executor
+from schedlab.framework.model.config import ModelConfig
+
+GIB = 1 << 30
+CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
+MODEL_EXTRAS = ("path", "seed")
+"""Keys of a model preset that are not part of its shape: where its weights are, or the seed that draws them."""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """One engine's parts. `clocks` are those that can measure it, the first one by default."""
+
+    name: str
+    executor: Executor
+    config: EngineConfig
+    clocks: tuple[str, ...]
+
+    def clock(self, name: str = "auto") -> Clock:
+        chosen = self.clocks[0] if name == "auto" else name
+        if chosen not in CLOCKS:
+            raise ConfigError(f"clock={name}: expected auto, {', '.join(CLOCKS)}")
+        if chosen not in self.clocks:
+            raise ConfigError(f"clock={name}: engine={self.name} as it is set up runs on clock={' or '.join(self.clocks)}")
+        return CLOCKS[chosen]()
+
+
+def cpu(
+    model: str | Mapping[str, Any],
+    *,
+    dtype: str = "float32",
+    num_threads: int = 1,
+    sampling_seed: int = 0,
+    kv_space_gib: float = 4.0,
+    **limits: Any,
+) -> EngineSetup:
+    """The real engine on this CPU. With more than one thread the busy clock, which counts one, cannot measure it."""
+    shape, extras = model_preset(model)
+    executor = model_executor(shape, extras, dtype=dtype, num_threads=num_threads, sampling_seed=sampling_seed)
+    clocks = ("busy", "wall") if num_threads == 1 else ("wall",)
+    return EngineSetup("cpu", executor, scheduler(executor, shape, limits, kv_space_gib), clocks)
+
+
+def cuda(
+    model: str | Mapping[str, Any],
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cuda",
+    sampling_seed: int = 0,
+    **limits: Any,
+) -> EngineSetup:
+    """The real engine on a CUDA device."""
+    shape, extras = model_preset(model)
+    executor = model_executor(shape, extras, dtype=dtype, device=device, sampling_seed=sampling_seed)
+    return EngineSetup("cuda", executor, scheduler(executor, shape, limits), ("wall",))
+
+
+def virtual(
+    model: str | Mapping[str, Any],
+    hardware: str | Hardware,
+    *,
+    weight_dtype: str = "bf16",
+    kv_cache_dtype: str = "auto",
+    tensor_parallel: int = 1,
+    profile: str | Path | None = None,
+    gpu_memory_utilization: float = 0.9,
+    **limits: Any,
+) -> EngineSetup:
+    """Modelled durations of `model` on `hardware`; imports no torch."""
+    from schedlab.framework.cost.model import CostExecutor
+
+    shape, _ = model_preset(model)
+    executor = CostExecutor(
+        shape,
+        hardware_preset(hardware),
+        weight_dtype=weight_dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        tensor_parallel=tensor_parallel,
+        gpu_memory_utilization=gpu_memory_utilization,
+        profile=profile,
+        **{key: limits[key] for key in ("max_num_batched_tokens", "max_num_seqs") if key in limits},
+    )
+    return EngineSetup("virtual", executor, scheduler(executor, shape, limits), ("virtual",))
+
+
+def stub(model: str | Mapping[str, Any] = "tiny", **limits: Any) -> EngineSetup:
+    """A fake KV memory with the vocabulary and the length limit of `model`."""
+    from schedlab.framework.stub import StubExecutor
+
+    shape, _ = model_preset(model)
+    executor = StubExecutor(vocab_size=shape.vocab_size)
+    return EngineSetup("stub", executor, scheduler(executor, shape, limits), ("virtual",))
+
+
+# ---- parts ----
+
+
+def model_executor(shape: ModelConfig, extras: Mapping[str, Any], **options: Any) -> Executor:
+    from schedlab.framework.model.executor import ModelExecutor
+
+    return ModelExecutor(shape, path=extras.get("path"), seed=extras.get("seed", 0), **options)
+
+
+def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[str, Any]]:
+    """A preset's shape and what else it says. With `path`, the shape is that of the checkpoint's config.json."""
+    if isinstance(model, str):
+        from schedlab.experiments.compose import preset
+
+        model = preset("model", model)
+    extras = {key: model[key] for key in MODEL_EXTRAS if key in model}
+    if extras.get("path"):
+        return ModelConfig.from_hf(extras["path"]), extras
+    return ModelConfig.from_mapping({key: value for key, value in model.items() if key not in MODEL_EXTRAS}), extras
+
+
+def hardware_preset(hardware: str | Hardware) -> Hardware:
+    if isinstance(hardware, Hardware):
+        return hardware
+    from schedlab.experiments.compose import preset
+
+    keys = dict(preset("hardware", hardware))
+    keys.pop("_target_")
+    return Hardware(**keys)
+
+
+def scheduler(
+    executor: Executor, shape: ModelConfig, limits: Mapping[str, Any], kv_space_gib: float = 4.0
+) -> EngineConfig:
+    """`limits` with what was left open filled in: the model's own length limit, and as many blocks as there is room for."""
+    given = {key: value for key, value in limits.items() if key != "gpu_memory_utilization" and value is not None}
+    max_model_len = given.setdefault("max_model_len", shape.max_position_embeddings)
+    if max_model_len > shape.max_position_embeddings:
+        raise ConfigError(
+            f"engine.max_model_len: the model ends at {shape.max_position_embeddings} tokens, found {max_model_len}"
+        )
+    block_size = given.get("block_size", EngineConfig.block_size)
+    if "num_blocks" not in given:
+        given["num_blocks"] = room(executor, block_size, max_model_len, kv_space_gib)
+    return EngineConfig(**given)
+
+
+def room(executor: Executor, block_size: int, max_model_len: int, kv_space_gib: float) -> int:
+    """Blocks beside the weights where the executor knows its memory, else as many as `kv_space_gib` holds."""
+    if kv_blocks := getattr(executor, "kv_blocks", None):
+        return int(kv_blocks(block_size, max_model_len))
+    return int(kv_space_gib * GIB // executor.block_bytes(block_size))

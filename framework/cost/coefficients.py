@@ -1,0 +1,184 @@
+"""A step's cost as nanoseconds per unit of work: the one form that rooflines and measured profiles share.
+
+Each product or attention is `floor + rate * max(0, x - ridge)`: with ridge = floor / rate this is the roofline's
+max(floor, rate * x); with ridge = 0 it is a sum. Knows nothing of models or of where the numbers come from.
+For a fixed set of decodes the cost is a constant plus a rate times the sum of their contexts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedlab.framework.cost.hardware import Hardware
+from schedlab.framework.cost.roofline import Bound, Estimate, Roofline, Work, estimate, largest, overhead_s
+
+FRACTION_BITS = 20
+"""Decode durations are fixed-point: whole 2^-20 ns, so that sums and products of integers are exact in any order."""
+_ONE = 1 << FRACTION_BITS
+_HALF = _ONE >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Nanoseconds per unit; the units are those of `Work`.
+
+    idle_ns      a step that only copies or does nothing
+    step_ns      a step that computes, whatever its size; request_ns: each request in it
+    prefill_ns   each prefill grant, over and above a request
+    weights_ns, linear_ns, linear_ridge      projections: floor, per token beyond `linear_ridge` tokens
+    token_ns     each token's other traffic
+    head_ns, logits_ns, logits_ridge         logits if any row is due: floor, per row beyond `logits_ridge` rows
+    row_ns       each row's sampling and traffic
+    key_ns, pair_ns, pair_ridge              prefill attention: per key, per pair beyond `pair_ridge` pairs a key
+    decode_key_ns    each key that decodes read; `decode_computes`: bound by compute, not memory
+    copy_ns, copied_byte_ns                  block copies: latency, per byte
+    """
+
+    idle_ns: float = 0.0
+    step_ns: float = 0.0
+    request_ns: float = 0.0
+    prefill_ns: float = 0.0
+    weights_ns: float = 0.0
+    linear_ns: float = 0.0
+    linear_ridge: float = 0.0
+    token_ns: float = 0.0
+    head_ns: float = 0.0
+    logits_ns: float = 0.0
+    logits_ridge: float = 0.0
+    row_ns: float = 0.0
+    key_ns: float = 0.0
+    pair_ns: float = 0.0
+    pair_ridge: float = 0.0
+    decode_key_ns: float = 0.0
+    decode_computes: bool = False
+    copy_ns: float = 0.0
+    copied_byte_ns: float = 0.0
+
+    @classmethod
+    def from_roofline(cls, roofline: Roofline, hardware: Hardware) -> Coefficients:
+        """The roofline's parts and overheads, taken at one unit of each kind of work."""
+
+        def collective(work: Work) -> float:
+            return roofline.collectives(work).transfer_s(hardware) * 1e9
+
+        decode = _by_part(estimate(roofline, hardware, Work.decode(1)))
+        prefill = _by_part(estimate(roofline, hardware, Work(prefill_pairs=1, prefill_keys=1)))
+        copy = _by_part(estimate(roofline, hardware, Work(copied_bytes=1)))
+        works = (Work(), Work(tokens=1), Work(tokens=1, decodes=1))
+        idle, step, request = (overhead_s(roofline, hardware, work) * 1e9 for work in works)
+        linear_ns, weights_ns = decode["linears"]
+        logits_ns, head_ns = decode["logits"]
+        pair_ns, key_ns = prefill["prefill attention"]
+        attention_ns, read_ns = decode["decode attention"]
+        return cls(
+            idle_ns=idle, step_ns=step, request_ns=request - step,
+            weights_ns=weights_ns, linear_ns=linear_ns, linear_ridge=weights_ns / linear_ns,
+            token_ns=max(decode["activations"]) + max(decode["kv write"]) + collective(Work(tokens=1)),
+            head_ns=head_ns, logits_ns=logits_ns, logits_ridge=head_ns / logits_ns,
+            row_ns=max(decode["sampling"]) + collective(Work(rows=1)),
+            key_ns=key_ns, pair_ns=pair_ns, pair_ridge=key_ns / pair_ns,
+            decode_key_ns=max(attention_ns, read_ns), decode_computes=attention_ns > read_ns,
+            copy_ns=hardware.copy_us * 1e3, copied_byte_ns=copy["block copies"][1],
+        )  # fmt: skip
+
+    def shares_ns(
+        self, tokens: int, rows: int, decodes: int, prefills: int, pairs: int, keys: int, decode_keys: int, copied: int
+    ) -> tuple[float, float, float]:
+        """(compute, memory, overhead) nanoseconds of one step; the arguments are the fields of `Work` in order."""
+        compute = memory = 0.0
+        overhead = self.idle_ns
+        if tokens:
+            overhead = self.step_ns + self.request_ns * (decodes + prefills) + self.prefill_ns * prefills
+            memory = self.token_ns * tokens + self.row_ns * rows
+            if tokens > self.linear_ridge:
+                compute = self.weights_ns + self.linear_ns * (tokens - self.linear_ridge)
+            else:
+                memory += self.weights_ns
+            if rows > self.logits_ridge:
+                compute += self.head_ns + self.logits_ns * (rows - self.logits_ridge)
+            elif rows:
+                memory += self.head_ns
+            if pairs > (ridge := self.pair_ridge * keys):
+                compute += self.key_ns * keys + self.pair_ns * (pairs - ridge)
+            else:
+                memory += self.key_ns * keys
+            if self.decode_computes:
+                compute += self.decode_key_ns * decode_keys
+            else:
+                memory += self.decode_key_ns * decode_keys
+        if copied:
+            overhead += self.copy_ns
+            memory += self.copied_byte_ns * copied
+        return compute, memory, overhead
+
+    def total_ns(self, work: Work) -> float:
+        """Duration of one step of `work`, not rounded."""
+        return sum(self.shares_ns(
+            work.tokens, work.rows, work.decodes, work.prefills,
+            work.prefill_pairs, work.prefill_keys, work.decode_keys, work.copied_bytes,
+        ))  # fmt: skip
+
+
+def _by_part(step: Estimate) -> dict[str, tuple[float, float]]:
+    """(compute, transfer) nanoseconds of each part."""
+    return {timed.part.name: (timed.compute_s * 1e9, timed.transfer_s * 1e9) for timed in step.parts}
+
+
+class DecodeCost:
+    """Duration of a step that gives one token to each of a fixed number of requests, as a function of its context.
+
+    `duration_ns` is the one function for stepping and jumping: monotone, exact integer arithmetic, rounded once.
+    """
+
+    __slots__ = ("_base", "_envelope", "_slope")
+
+    def __init__(self, coefficients: Coefficients, explained: Coefficients, num_decodes: int) -> None:
+        """`explained` gives the compute and memory time that `bound` is judged by; the rest is overhead."""
+        n = num_decodes
+        base = sum(coefficients.shares_ns(n, n, n, 0, 0, 0, 0, 0))
+        compute, memory, _ = explained.shares_ns(n, n, n, 0, 0, 0, 0, 0)
+        self._base = round(base * _ONE) + _HALF
+        self._slope = round(coefficients.decode_key_ns * _ONE)
+        rate = explained.decode_key_ns
+        self._envelope = _largest_over_context(
+            (compute, rate if explained.decode_computes else 0.0),
+            (memory, 0.0 if explained.decode_computes else rate),
+            (base - compute - memory, coefficients.decode_key_ns - rate),
+        )
+
+    def duration_ns(self, context_sum: int) -> int:
+        """Nanoseconds of a step after which the decodes' contexts sum to `context_sum`."""
+        return (self._base + self._slope * context_sum) >> FRACTION_BITS
+
+    def durations_ns(self, context_sum: int, growth: int, num_steps: int) -> np.ndarray:
+        """int64 [num_steps]: `duration_ns` of contexts `context_sum, context_sum + growth, …`, the same to the bit."""
+        contexts = context_sum + growth * np.arange(num_steps, dtype=np.int64)
+        return (self._base + self._slope * contexts) >> FRACTION_BITS
+
+    def bound(self, context_sum: int) -> Bound:
+        """What limits such a step."""
+        for limit, name in self._envelope:
+            if context_sum < limit:
+                return name
+        return self._envelope[-1][1]
+
+
+Line = tuple[float, float]
+
+
+def _largest_over_context(compute: Line, memory: Line, overhead: Line) -> tuple[tuple[float, Bound], ...]:
+    """Pieces (upper limit of context, bound) of the upper envelope of three lines (value at 0, slope)."""
+    lines = (compute, memory, overhead)
+    crossings = {
+        (a - c) / (d - b)
+        for i, (a, b) in enumerate(lines) for c, d in lines[i + 1 :] if d != b and (a - c) / (d - b) > 0
+    }  # fmt: skip
+    limits = [*sorted(crossings), float("inf")]
+    starts = [0.0, *limits]
+    pieces: list[tuple[float, Bound]] = []
+    for start, limit in zip(starts, limits, strict=False):
+        middle = start + 1.0 if limit == float("inf") else (start + limit) / 2
+        pieces.append((limit, largest(*(value + slope * middle for value, slope in lines))))
+    return tuple(pieces)

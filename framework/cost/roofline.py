@@ -1,0 +1,372 @@
+"""FLOPs and bytes of each part of a step, and the time that a machine's ceilings leave for it.
+
+Knows the shape of a decoder and the sums over a step's grants; knows nothing of schedulers, clocks or measurements.
+A part's time is max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009); parts
+follow one another, so a step takes the sum. All figures are per device of a tensor-parallel group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from schedlab.framework.cost.hardware import Hardware, Path, Unit
+from schedlab.framework.errors import ConfigError
+
+if TYPE_CHECKING:
+    from schedlab.framework.batch import Batch
+
+Bound = Literal["compute", "memory", "overhead"]
+
+BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.125}
+"""Bits an element of each dtype. int4 carries a 16-bit scale for each group of 128 weights; the scales of int8 and fp8
+weigh nothing, being one for a row or a tensor."""
+
+KV_CACHE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
+KERNELS_PER_LAYER = 10
+"""norm, qkv, rope with KV write, attention and its combine, out, norm, gate with up, silu·mul, down."""
+KERNELS_PER_STEP = 4
+"""embedding, last norm, logits, sampling."""
+
+
+class ModelShape(Protocol):
+    """What a cost needs to know of a Llama-family decoder; `ModelConfig` satisfies it."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tie_word_embeddings(self) -> bool: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
+    def sliding_window(self) -> int | None: ...
+
+
+def nbytes(elements: int, dtype: str) -> int:
+    """Bytes of `elements` in `dtype`, whole."""
+    return round(elements * BITS[dtype] / 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step computes, as sums over its grants; works add up.
+
+    tokens          granted tokens: rows of the linears
+    rows            grants that emit a token: rows of the logits
+    decodes, prefills    numbers of grants
+    prefill_pairs   (query, key) pairs of prefill attention; prefill_keys: keys it reads, each once
+    decode_keys     keys that the decodes read: the sum of their contexts after the step
+    copied_bytes    blocks that travel between device and host
+    """
+
+    tokens: int = 0
+    rows: int = 0
+    decodes: int = 0
+    prefills: int = 0
+    prefill_pairs: int = 0
+    prefill_keys: int = 0
+    decode_keys: int = 0
+    copied_bytes: int = 0
+
+    @classmethod
+    def prefill(cls, start: int, count: int, emits: bool = True, window: int | None = None) -> Work:
+        """`count` tokens from position `start`; `emits` unless the chunk is an inner one."""
+        pairs, keys = attention_reach(start, count, window)
+        return cls(tokens=count, rows=int(emits), prefills=1, prefill_pairs=pairs, prefill_keys=keys)
+
+    @classmethod
+    def decode(cls, context: int, window: int | None = None) -> Work:
+        """One token of a sequence that holds `context` tokens after the step."""
+        return cls(tokens=1, rows=1, decodes=1, decode_keys=context if window is None else min(context, window))
+
+    @classmethod
+    def of_batch(cls, batch: Batch, block_bytes: int, window: int | None = None) -> Work:
+        """The work of a batch before it is committed; `block_bytes` of one block."""
+        parts = [
+            cls.prefill(start, count, start + count == request.num_tokens, window)
+            for request, start, count in batch.prefills
+        ]
+        decodes = len(batch.decodes)
+        copied = (len(batch.copies_out) + len(batch.copies_in)) * block_bytes
+        keys = batch.decode_context if window is None else windowed_context(batch, window)
+        return cls.total(parts) + cls(decodes, decodes, decodes, 0, 0, 0, keys, copied)
+
+    @classmethod
+    def total(cls, works: Iterable[Work]) -> Work:
+        return sum(works, start=cls())
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+def attention_reach(start: int, count: int, window: int | None = None) -> tuple[int, int]:
+    """(query, key) pairs and distinct keys of `count` causal queries from `start`, each seeing a `window` at most.
+
+    A query sees its own key and those before it.
+    """
+    stop = start + count
+    pairs = count * start + count * (count + 1) // 2
+    if window is None or stop <= window:
+        return pairs, stop
+    full = min(count, stop - window)  # the last `full` queries see a whole window
+    pairs = full * window + (count - full) * start + (count - full) * (count - full + 1) // 2
+    return pairs, min(stop, window - 1 + count)
+
+
+def windowed_context(batch: Batch, window: int) -> int:
+    """Keys that the decodes of `batch` read under a sliding window of `window` keys, the query's own included."""
+    return sum(min(request.num_computed_tokens + 1, window) for request in batch.decodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a step on one device: FLOPs in the first of `arithmetic` that the device has, bytes on `path`."""
+
+    name: str
+    flops: int
+    bytes: int
+    arithmetic: tuple[str, ...]
+    unit: Unit = "linear"
+    path: Path = "memory"
+
+    @property
+    def intensity(self) -> float:
+        """FLOP/byte; 0 for a part without bytes."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def compute_s(self, hardware: Hardware) -> float:
+        return self.flops / hardware.flops(self.arithmetic, self.unit) if self.flops else 0.0
+
+    def transfer_s(self, hardware: Hardware) -> float:
+        return self.bytes / hardware.bandwidth(self.path) if self.bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A model's parts under given dtypes and tensor parallelism.
+
+    Projections follow `weight_dtype`; embedding, head, norms and activations stay in 16 bits (32 with fp32 weights).
+    fp8 weights are computed in fp8 where the hardware can, int8 and int4 ones in the activations' dtype. The
+    `kv_cache_dtype` "auto" is the activations'. KV heads are split as far as they go and replicated beyond. ConfigError
+    for an unknown dtype or a degree that does not divide the model.
+    """
+
+    model: ModelShape
+    weight_dtype: str = "bf16"
+    kv_cache_dtype: str = "auto"
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        if self.weight_dtype not in BITS:
+            raise ConfigError(f"weight_dtype: expected one of {', '.join(BITS)}, found {self.weight_dtype}")
+        if self.kv_cache_dtype == "auto":
+            object.__setattr__(self, "kv_cache_dtype", self.activation_dtype)
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            expected = ", ".join(("auto", *KV_CACHE_DTYPES))
+            raise ConfigError(f"kv_cache_dtype: expected one of {expected}, found {self.kv_cache_dtype}")
+        self._check_split()
+
+    def _check_split(self) -> None:
+        degree, model = self.tensor_parallel, self.model
+        if degree < 1:
+            raise ConfigError(f"tensor_parallel: expected at least 1, found {degree}")
+        kv_heads = model.num_key_value_heads
+        splits = kv_heads % degree == 0 or degree % kv_heads == 0
+        if not splits or model.num_attention_heads % degree or model.intermediate_size % degree:
+            raise ConfigError(
+                f"tensor_parallel: {degree} does not divide {model.num_attention_heads} attention heads, {kv_heads} "
+                f"key-value heads and an intermediate size of {model.intermediate_size}"
+            )
+
+    @property
+    def activation_dtype(self) -> str:
+        return self.weight_dtype if self.weight_dtype in ("fp32", "fp16") else "bf16"
+
+    @property
+    def q_size(self) -> int:
+        return self.model.num_attention_heads // self.tensor_parallel * self.model.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return max(self.model.num_key_value_heads // self.tensor_parallel, 1) * self.model.head_dim
+
+    @property
+    def mlp_size(self) -> int:
+        return self.model.intermediate_size // self.tensor_parallel
+
+    @property
+    def vocab_size(self) -> int:
+        return -(-self.model.vocab_size // self.tensor_parallel)
+
+    @property
+    def layer_elements(self) -> int:
+        """Weights of one layer's projections."""
+        return self.model.hidden_size * (2 * self.q_size + 2 * self.kv_size + 3 * self.mlp_size)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token over all layers."""
+        return self.model.num_hidden_layers * nbytes(2 * self.kv_size, self.kv_cache_dtype)
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights: projections, biases, norms, embedding, and the head unless tied."""
+        model, width = self.model, self.activation_dtype
+        norms = 2 * model.hidden_size + (2 * model.head_dim if model.qk_norm else 0)
+        bias = self.q_size + 2 * self.kv_size if model.qkv_bias else 0
+        embeddings = self.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+        small = nbytes(model.num_hidden_layers * (norms + bias) + model.hidden_size + embeddings, width)
+        return model.num_hidden_layers * nbytes(self.layer_elements, self.weight_dtype) + small
+
+    def activation_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        """Most that one step keeps besides weights and cache: the widest layer's tensors, and logits in fp32."""
+        widest = 3 * self.mlp_size + 2 * self.model.hidden_size
+        return nbytes(max_num_batched_tokens * widest, self.activation_dtype) + max_num_seqs * self.model.vocab_size * 4
+
+    def parts(self, work: Work) -> tuple[Part, ...]:
+        """Parts of one step in order, those without FLOPs and bytes included. Copies come first, as they run."""
+        return (
+            self.copies(work), self.linears(work), self.activations(work), self.kv_write(work),
+            self.prefill_attention(work), self.decode_attention(work), self.logits(work), self.sampling(work),
+            self.collectives(work),
+        )  # fmt: skip
+
+    def copies(self, work: Work) -> Part:
+        return Part("block copies", 0, work.copied_bytes, (), path="host")
+
+    def linears(self, work: Work) -> Part:
+        """Projections: 2 FLOPs a weight and token; bytes are the weights, read once.
+
+        Their inputs and outputs, which travel while the products run, are not counted.
+        """
+        elements = self.model.num_hidden_layers * self.layer_elements
+        read = nbytes(elements, self.weight_dtype) if work.tokens else 0
+        own = (self.weight_dtype,) if self.weight_dtype == "fp8" else ()
+        return Part("linears", 2 * work.tokens * elements, read, (*own, self.activation_dtype))
+
+    def activations(self, work: Work) -> Part:
+        """The elementwise kernels between projections: two norms with residual, rope, silu·mul."""
+        hidden, q, kv, mlp = self.model.hidden_size, self.q_size, self.kv_size, self.mlp_size
+        moved = 2 * 4 * hidden + 2 * (q + kv) + 3 * mlp
+        flops = 2 * 5 * hidden + 3 * (q + kv) + 5 * mlp
+        count = work.tokens * self.model.num_hidden_layers
+        return Part("activations", count * flops, nbytes(count * moved, self.activation_dtype), ("fp32",))
+
+    def prefill_attention(self, work: Work) -> Part:
+        return self._attention("prefill attention", work.prefill_pairs, work.prefill_keys)
+
+    def decode_attention(self, work: Work) -> Part:
+        return self._attention("decode attention", work.decode_keys, work.decode_keys)
+
+    def _attention(self, name: str, pairs: int, keys: int) -> Part:
+        """Scores and values: 2 products of 2 FLOPs a pair and query channel; bytes are the keys and values read."""
+        flops = 4 * self.q_size * self.model.num_hidden_layers * pairs
+        return Part(name, flops, keys * self.kv_bytes_per_token, (self.activation_dtype,), unit="attention")
+
+    def kv_write(self, work: Work) -> Part:
+        return Part("kv write", 0, work.tokens * self.kv_bytes_per_token, ("fp32",))
+
+    def logits(self, work: Work) -> Part:
+        """The head, for the rows that are due only."""
+        elements = self.vocab_size * self.model.hidden_size
+        read = nbytes(elements, self.activation_dtype) if work.rows else 0
+        return Part("logits", 2 * work.rows * elements, read, (self.activation_dtype,))
+
+    def sampling(self, work: Work) -> Part:
+        """Logits written and read once in fp32; a maximum, an exponential and a sum for each."""
+        elements = work.rows * self.vocab_size
+        return Part("sampling", 3 * elements, nbytes(2 * elements, "fp32"), ("fp32",))
+
+    def collectives(self, work: Work) -> Part:
+        """Two all-reduces a layer in a ring, 2 (n - 1) / n of the message each, and one gather of the logits."""
+        others = self.tensor_parallel - 1
+        reduced = 2 * 2 * self.model.num_hidden_layers * work.tokens * self.model.hidden_size
+        elements = (reduced + work.rows * self.model.vocab_size) * others // self.tensor_parallel
+        return Part("collectives", 0, nbytes(elements, self.activation_dtype), (), path="interconnect")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A part on a machine. Transfers on any path count as memory."""
+
+    part: Part
+    compute_s: float
+    transfer_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.transfer_s)
+
+    @property
+    def bound(self) -> Bound:
+        return "compute" if self.compute_s > self.transfer_s else "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One step on a machine: its parts, and the fixed overheads that no roofline explains."""
+
+    parts: tuple[Timed, ...]
+    overhead_s: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(timed.seconds for timed in self.parts) + self.overhead_s
+
+    @property
+    def shares_s(self) -> dict[Bound, float]:
+        """Seconds of the step by what bounds them."""
+        shares: dict[Bound, float] = {"compute": 0.0, "memory": 0.0, "overhead": self.overhead_s}
+        for timed in self.parts:
+            shares[timed.bound] += timed.seconds
+        return shares
+
+    @property
+    def bound(self) -> Bound:
+        return largest(*self.shares_s.values())
+
+
+def largest(compute: float, memory: float, overhead: float) -> Bound:
+    """What bounds a step: the largest of its shares."""
+    if compute >= memory:
+        return "compute" if compute >= overhead else "overhead"
+    return "memory" if memory >= overhead else "overhead"
+
+
+def overhead_s(roofline: Roofline, hardware: Hardware, work: Work) -> float:
+    """Time of a step that does not shrink with its work: scheduler, host, kernel starts, collectives, copies."""
+    requests = work.decodes + work.prefills
+    us = hardware.scheduler_us + hardware.scheduler_request_us * requests
+    if work.copied_bytes:
+        us += hardware.copy_us
+    if work.tokens:
+        layers = roofline.model.num_hidden_layers
+        us += hardware.step_us + (hardware.request_us + hardware.sequence_us * layers) * requests
+        us += hardware.kernel_us * (KERNELS_PER_LAYER * layers + KERNELS_PER_STEP)
+        if roofline.tensor_parallel > 1:
+            us += hardware.collective_us * (2 * layers + 1)
+    return us * 1e-6
+
+
+def estimate(roofline: Roofline, hardware: Hardware, work: Work) -> Estimate:
+    """Time of one step of `work`. ConfigError if the hardware lacks an arithmetic or a link that the step needs."""
+    if roofline.tensor_parallel > 1 and not hardware.interconnect_gb_s:
+        raise ConfigError(f"tensor_parallel: expected 1 on hardware={hardware.name}, found {roofline.tensor_parallel}")
+    parts = roofline.parts(work)
+    timed = tuple(Timed(part, part.compute_s(hardware), part.transfer_s(hardware)) for part in parts)
+    return Estimate(timed, overhead_s(roofline, hardware, work))

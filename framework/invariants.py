@@ -1,0 +1,131 @@
+"""The rules that hold between steps: counters every step, the whole of the books on demand.
+
+`check_step` costs O(grants) and runs always; `audit` recomputes everything from scratch. A failure here is a fault of the
+framework, so both assert. Knows the ledger's parts; changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from schedlab.framework.ledger import Ledger
+from schedlab.framework.request import EngineRequest
+
+if TYPE_CHECKING:
+    from schedlab.framework.step import Step
+
+
+def check_step(step: Step, budget: int, ledger: Ledger) -> None:
+    """Budget, slots and lengths of one decided step."""
+    granted = len(step._decodes)
+    for request, start, count in step._prefills:
+        assert count >= 1, f"{request}: empty grant"
+        assert start + count <= request.num_tokens, f"{request}: granted beyond its last token"
+        assert len(request.block_table) == ledger.blocks_for(start + count), f"{request}: table of the wrong length"
+        granted += count
+    assert granted <= budget, f"granted {granted} tokens with a budget of {budget}"
+    assert len(ledger.free_slots) >= 0 and ledger.cache.num_free >= 0, "more was given than there is"
+
+
+def audit(ledger: Ledger) -> None:
+    """Recompute who owns what and compare it with the books. Callable between steps."""
+    _audit_places(ledger)
+    _audit_blocks(ledger)
+    _audit_cohort(ledger)
+    _audit_host(ledger)
+    _audit_hits(ledger)
+
+
+def _audit_places(ledger: Ledger) -> None:
+    waiting, running = list(ledger.waiting), list(ledger.running)
+    assert [r.order for r in waiting] == sorted(r.order for r in waiting), "waiting is not in arrival order"
+    assert [r.admission for r in running] == sorted(r.admission for r in running), "running is not in admission order"
+    assert not set(waiting) & set(running), "a request waits and runs"
+    assert all(r._state in ("waiting", "preempted", "swapped") for r in waiting), "a waiting request in a wrong state"
+    assert all(r._state == "running" for r in running), "a running request in a wrong state"
+    assert sorted(r.admission for r in ledger.prefilling + ledger.cohort.members) == [r.admission for r in running]
+    slots = [r.slot for r in running] + ledger.free_slots
+    assert len(slots) == len(set(slots)), "a slot is in two places"
+    for request in waiting:
+        assert not request.block_table and request.slot == -1 and request.num_published == 0, f"{request} owns something"
+
+
+def _audit_blocks(ledger: Ledger) -> None:
+    owned: Counter[int] = Counter()
+    for request in ledger.running:
+        table = request.block_table
+        assert len(set(table)) == len(table), f"{request}: a block is twice in its table"
+        assert len(table) == ledger.blocks_for(request.num_computed_tokens), f"{request}: table of the wrong length"
+        owned.update(table)
+    cache = ledger.cache
+    cached = {block for run in cache.index.values() for block in run.blocks}
+    unowned = sum(run.num_unowned for run in cache.index.values())
+    assert unowned == cache.num_unowned, f"{cache.num_unowned} unowned blocks counted, {unowned} found"
+    assert all(n == 1 or block in cached for block, n in owned.items()), "an unpublished block has two owners"
+    everything = set(ledger.pool.free) | set(owned) | cached
+    assert not set(ledger.pool.free) & (set(owned) | cached), "a free block is owned or cached"
+    assert len(ledger.pool.free) == len(set(ledger.pool.free)), "a block is twice on the free list"
+    assert everything == set(range(ledger.pool.num_blocks)), "blocks were lost"
+    assert not cache.remains, "remains outlived their step"
+    _audit_runs(ledger)
+
+
+def _audit_runs(ledger: Ledger) -> None:
+    cache = ledger.cache
+    held: dict[bytes, list[int]] = {}
+    for request in ledger.running:
+        left = request.num_published
+        assert request.block_table[:left] == [b for run, n in cache._runs(request.chain, 0, left) for b in run.blocks[:n]]
+        for key, start, stop in _groups(request):
+            if start < left:
+                held.setdefault(key, []).append(min(stop, left) - start)
+    for key, run in cache.index.items():
+        assert run.blocks, "an empty run is indexed"
+        assert run.held == sorted(held.get(key, [])), "a run's owners are not those that hold it"
+        assert (run in cache.lru) == (run.num_unowned > 0), "a run is evictable without unowned blocks, or the reverse"
+    for request in [*ledger.running, *ledger.waiting]:
+        present = [key in cache.index for key in request.chain.keys]
+        assert present == sorted(present, reverse=True), f"{request}: a cached run lacks its prefix"
+
+
+def _groups(request: EngineRequest) -> list[tuple[bytes, int, int]]:
+    ends = request.chain.ends
+    return list(zip(request.chain.keys, [0, *ends][:-1], ends, strict=True))
+
+
+def _audit_cohort(ledger: Ledger) -> None:
+    cohort = ledger.cohort
+    assert cohort.context == sum(r.num_computed_tokens for r in cohort.members), "the sum of contexts is wrong"
+    assert sorted(map(id, cohort.members)) == sorted(id(r) for bucket in cohort.buckets for r in bucket)
+    for request in cohort.members:
+        assert request.num_uncomputed_tokens == 1 and request.num_output_tokens >= 1, f"{request} does not decode"
+        assert request in cohort.buckets[-request._computed % cohort.block_size], f"{request} is in a wrong bucket"
+        assert request.num_tokens < request.final_tokens, f"{request} should have finished"
+    for request in ledger.prefilling:
+        assert request.num_uncomputed_tokens > 0, f"{request} has nothing to compute"
+
+
+def _audit_host(ledger: Ledger) -> None:
+    used = [block for r in ledger.waiting for block in r.host_blocks]
+    assert sorted(used + ledger.host.free) == list(range(ledger.host.num_blocks)), "host blocks were lost or shared"
+    for request in ledger.waiting:
+        expected = ledger.blocks_for(request._computed) if request._state == "swapped" else 0
+        assert len(request.host_blocks) == expected, f"{request}: {len(request.host_blocks)} host blocks"
+
+
+def _audit_hits(ledger: Ledger) -> None:
+    cache = ledger.cache
+    for request in ledger.waiting:
+        if request.chain.keys:
+            hit, limit = 0, cache._limit(request)
+            for key, start, stop in _groups(request):
+                run = cache.index.get(key)
+                hit += len(run.blocks) if run else 0
+                if run is None or len(run.blocks) < stop - start:
+                    break
+            assert cache.hit_blocks(request) == min(hit, limit), f"{request}: its hit is out of date"
+    promised: Counter[bytes] = Counter()
+    for request in ledger.running:
+        promised.update(key for key, _, stop in _groups(request)[: request.promised_groups] if stop > request.num_published)
+    assert dict(promised) == cache.computing, "what running requests will publish is out of date"

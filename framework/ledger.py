@@ -1,0 +1,238 @@
+"""Who is where and owns what: waiting and running requests, slots, and their device and host blocks.
+
+The only place that changes ownership; step.py calls it for a policy, engine.py for commits, finishes and aborts. Knows
+nothing of policies, time or executors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from schedlab.framework.block_pool import BlockPool, HostPool
+from schedlab.framework.cohort import DecodeCohort
+from schedlab.framework.content import Chain, digest, extend_key
+from schedlab.framework.prefix_cache import PrefixCache
+from schedlab.framework.request import NO_IDENTITY, STILL, EngineRequest
+
+PreemptMode = Literal["recompute", "swap"]
+
+
+def _by_order(request: EngineRequest) -> int:
+    return request.order
+
+
+def _by_admission(request: EngineRequest) -> int:
+    return request.admission
+
+
+class Ledger:
+    """The scheduler's books. `waiting` is in arrival order, `running` and `prefilling` in admission order."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int,
+        max_num_seqs: int,
+        *,
+        prefix_caching: bool = True,
+        on_free: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks, on_free)
+        self.cache = PrefixCache(self.pool, block_size)
+        self.host = HostPool(num_host_blocks)
+        self.cohort = DecodeCohort(block_size)
+        self.waiting: list[EngineRequest] = []
+        self.running: dict[EngineRequest, None] = {}
+        self.prefilling: list[EngineRequest] = []
+        self.free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self.copies_out: list[tuple[int, int]] = []
+        self.copies_in: list[tuple[int, int]] = []
+        self._admissions = 0
+        self._arrivals = 0
+
+    # -- lengths in blocks ----------------------------------------------------------------------------------------
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+    def start_of(self, request: EngineRequest) -> int:
+        """Position from which a grant would compute now: what is in the cache, on the host, or already computed."""
+        if request.state == "running":
+            return request.num_computed_tokens
+        return max(self.cache.hit_blocks(request) * self.block_size, request._computed)
+
+    def blocks_to_admit(self, request: EngineRequest, tokens: int) -> int:
+        """By how much `num_free` falls if the waiting request is granted `tokens`: new blocks and unowned hits."""
+        hit = self.cache.hit_blocks(request)
+        new = self.blocks_for(self.start_of(request) + tokens) - hit
+        return new + (self.cache.unowned_in_hit(request, hit) if hit else 0)
+
+    def blocks_to_continue(self, request: EngineRequest, tokens: int) -> int:
+        """The same for a running request."""
+        return self.blocks_for(request.num_computed_tokens + tokens) - len(request.block_table)
+
+    # -- arrivals -------------------------------------------------------------------------------------------------
+
+    def arrive(self, request: EngineRequest) -> None:
+        """`request` waits for the first time."""
+        request.order = self._arrivals
+        self._arrivals += 1
+        if self.prefix_caching:
+            request.chain = request.content.chain(request._num_prompt_tokens, self.block_size)
+            request.promised_groups = len(request.chain.keys)
+        self.waiting.append(request)
+        self.cache.watch(request)
+
+    # -- within a step: verbs of a policy ---------------------------------------------------------------------------
+
+    def admit(self, request: EngineRequest, tokens: int) -> int:
+        """Take a slot and blocks for `tokens` more; returns the start. The caller has checked that all of it fits."""
+        hit, start = self.cache.hit_blocks(request), self.start_of(request)
+        self.cache.unwatch(request)
+        request.block_table = self.cache.adopt(request, hit)
+        request.block_table += self.cache.allocate(self.blocks_for(start + tokens) - hit)
+        self.cache.start_computing(request)
+        if request.host_blocks and start == request._computed:  # what the cache lost comes from the host
+            swapped = self.blocks_for(start)
+            self.copies_in += zip(request.host_blocks[hit:swapped], request.block_table[hit:swapped], strict=True)
+        request.slot = self.free_slots.pop()
+        return start
+
+    def withdraw(self, request: EngineRequest) -> None:
+        """Undo an admission of this step: the request waits as before."""
+        if request.host_blocks:
+            back = set(request.host_blocks)
+            self.copies_in = [(host, block) for host, block in self.copies_in if host not in back]
+        self._vacate(request)
+        self.cache.watch(request)
+
+    def extend(self, request: EngineRequest, tokens: int) -> None:
+        """Blocks for `tokens` more of a running request."""
+        need = self.blocks_to_continue(request, tokens)
+        if need > 0:
+            request.block_table += self.cache.allocate(need)
+
+    def preempt(self, request: EngineRequest, mode: PreemptMode) -> PreemptMode:
+        """Free a running request's slot and blocks at once; returns the mode done. It moves to `waiting` at commit."""
+        if request._cadence is self.cohort:
+            self.cohort.leave(request)
+        else:
+            self.prefilling.remove(request)
+        del self.running[request]
+        done = self._save(request, mode)
+        self._leave_remains(request)
+        self._vacate(request)
+        if done == "recompute":
+            request.lost_tokens = request._computed
+            request._computed = 0
+        request._num_preemptions += 1
+        request._state = "swapped" if done == "swap" else "preempted"
+        return done
+
+    def _save(self, request: EngineRequest, mode: PreemptMode) -> PreemptMode:
+        if mode == "recompute" or not request._computed:
+            return "recompute"
+        saved = request.block_table[: self.blocks_for(request._computed)]
+        host = self.host.take(len(saved))
+        if host is None:
+            return "recompute"
+        request.host_blocks = host
+        request.swaps += 1
+        self.copies_out += zip(saved, host, strict=True)
+        return "swap"
+
+    def _leave_remains(self, request: EngineRequest) -> None:
+        """Hand computed blocks that are not published yet to the cache, and the rest to the free list."""
+        table, published = request.block_table, request.num_published
+        whole = max(self._identify_computed(request), published)
+        self.pool.give_back(table[whole:])
+        self.cache.leave_remains(request, published, table[published:whole])
+        del table[published:]
+
+    def _identify_computed(self, request: EngineRequest) -> int:
+        """Extend the request's chain over all that it has computed; returns how many blocks have identity.
+
+        Generated blocks belong to (request, position), or to the session whose next prompt will contain them.
+        """
+        if not self.prefix_caching:
+            return 0
+        whole, chain = request._computed // self.block_size, request.chain
+        if whole > chain.num_blocks and request.content.shares_output:
+            request.chain = request.content.chain(whole * self.block_size, self.block_size)
+        elif whole > chain.num_blocks:
+            own = digest(b"request", request._request_id.encode(), b"".join(chain.keys[-1:]))
+            added = range(chain.num_blocks, whole)
+            keys, ends = [extend_key(own, b"%d" % i) for i in added], [i + 1 for i in added]
+            request.chain = Chain(chain.keys + keys, chain.ends + ends)
+        return whole
+
+    def _vacate(self, request: EngineRequest) -> None:
+        """Return slot and blocks: published ones stay cached, the others are free."""
+        self.cache.stop_computing(request)
+        self.pool.give_back(request.block_table[request.num_published :])
+        self.cache.release(request)
+        request.block_table = []
+        self.free_slots.append(request.slot)
+        request.slot = -1
+
+    # -- at commit ------------------------------------------------------------------------------------------------
+
+    def enter_running(self, request: EngineRequest) -> None:
+        """An admitted request leaves `waiting`."""
+        del self.waiting[bisect_left(self.waiting, request.order, key=_by_order)]
+        request.admission = self._admissions
+        self._admissions += 1
+        request._state = "running"
+        self.running[request] = None
+        self.prefilling.append(request)
+        if request.host_blocks:
+            self.host.give_back(request.host_blocks)
+            request.host_blocks = []
+
+    def enter_waiting(self, request: EngineRequest) -> None:
+        """A preempted request takes its place among the waiting again."""
+        insort(self.waiting, request, key=_by_order)
+        self.cache.watch(request)
+
+    def enter_decoding(self, request: EngineRequest) -> None:
+        """A prefilling request needs exactly one token now and has emitted one."""
+        del self.prefilling[bisect_left(self.prefilling, request.admission, key=_by_admission)]
+        self.cohort.join(request)
+
+    def publish(self, request: EngineRequest) -> None:
+        """Make what the request has computed of its prompt visible to others."""
+        computed = min(request._computed, request._num_prompt_tokens)
+        self.cache.publish(request, computed // self.block_size)
+
+    def leave(self, request: EngineRequest, *, keep: bool = True) -> None:
+        """`request` reached a terminal state, wherever it was. `keep=False`: what it computed must not be reused."""
+        if request in self.running:
+            self._leave_running(request, keep)
+        else:
+            del self.waiting[bisect_left(self.waiting, request.order, key=_by_order)]
+            self.cache.unwatch(request)
+            self.host.give_back(request.host_blocks)
+            request.host_blocks = []
+        request.chain = NO_IDENTITY
+
+    def _leave_running(self, request: EngineRequest, keep: bool) -> None:
+        if request._cadence is not STILL:
+            self.cohort.leave(request)
+        else:
+            del self.prefilling[bisect_left(self.prefilling, request.admission, key=_by_admission)]
+        del self.running[request]
+        if keep and request.content.shares_output:
+            self.cache.publish(request, self._identify_computed(request))
+        self._vacate(request)
+
+    def commit(self) -> None:
+        """The step has run: what victims left behind becomes visible."""
+        if self.cache.remains:
+            self.cache.commit()
+        self.copies_out, self.copies_in = [], []

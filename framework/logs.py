@@ -1,0 +1,62 @@
+"""JSON lines in gzip files, written as a run goes and readable up to the last flush. Knows no row's meaning."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from schedlab.framework.errors import ConfigError
+
+_GZIP = 16 + zlib.MAX_WBITS
+"""What makes zlib read and write the gzip format."""
+_CHUNK = 1 << 18
+
+
+def log_path(directory: Path, table: str) -> Path:
+    return directory / f"{table}.jsonl.gz"
+
+
+def partial_path(directory: Path, table: str) -> Path:
+    """Where a log grows until it is whole."""
+    return directory / f"{table}.jsonl.gz.partial"
+
+
+class GzipLog:
+    """A text file compressed as it grows, under a `.partial` name until it is whole."""
+
+    def __init__(self, directory: Path, table: str) -> None:
+        self._path = log_path(directory, table)
+        self._partial = partial_path(directory, table)
+        self._file = self._partial.open("wb")
+        self._stream = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+
+    def write(self, text: str) -> None:
+        self._file.write(self._stream.compress(text.encode()))
+
+    def sync(self) -> None:
+        """Make everything written so far readable."""
+        self._file.write(self._stream.flush(zlib.Z_SYNC_FLUSH))
+        self._file.flush()
+
+    def close(self, *, whole: bool) -> None:
+        """End the stream; a whole log gets its final name."""
+        self._file.write(self._stream.flush())
+        self._file.close()
+        if whole:
+            self._partial.replace(self._path)
+
+
+def log_lines(path: Path, *, whole: bool) -> Iterator[list[str]]:
+    """Complete lines of a gzip log, in batches; a torn end is an error if the log should be whole."""
+    stream = zlib.decompressobj(_GZIP)
+    rest = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            try:
+                *lines, rest = (rest + stream.decompress(chunk)).split(b"\n")
+            except zlib.error:
+                break
+            yield [line.decode() for line in lines]
+    if whole and not (stream.eof and not rest):
+        raise ConfigError(f"{path}: the log of a finished run ends early; the file is damaged")

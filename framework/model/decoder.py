@@ -1,0 +1,159 @@
+"""A Llama-family decoder over a ragged batch: tokens of all sequences concatenated, keys and values in paged caches.
+
+Knows the arithmetic of one forward pass; knows nothing of requests, scheduling, sampling or where weights come from.
+Shape letters: T tokens, N sequences, S sequences whose last token needs logits, H hidden (and heads), D head size,
+R rotated pairs, V vocabulary, B blocks of the widest table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from schedlab.framework.batch import Inputs
+from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.linear import Linear, MakeLinear
+from schedlab.framework.model.rope import rope_tables
+from schedlab.framework.model.weights import LayerWeights, Weights
+from schedlab.kernels.dispatch import Kernels
+
+KVCache = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each [num_blocks, block_size, Hkv, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbouring sequences of a ragged batch that attend by one kernel call; `decode`: all have one query."""
+
+    decode: bool
+    rows: slice
+    query_starts_N1: Tensor
+    context_lens_N: Tensor
+    block_tables_NB: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """`Inputs` as tensors: `last_rows_S` are the rows of the tokens whose logits are due."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    last_rows_S: Tensor
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, inputs: Inputs, device: torch.device) -> RaggedBatch:
+        def tensor(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        last_rows = inputs.query_starts_N1[inputs.emitting_S + 1] - 1
+        return cls(
+            tensor(inputs.token_ids_T), tensor(inputs.positions_T), tensor(inputs.slots_T), tensor(last_rows),
+            tuple(_spans(inputs, device)),
+        )  # fmt: skip
+
+
+def _spans(inputs: Inputs, device: torch.device) -> Iterator[Span]:
+    """Cut the batch where single queries and longer ones meet; a batch in grant order has at most a few such places."""
+    starts = inputs.query_starts_N1
+    single = np.diff(starts) == 1
+    cuts = [0, *(np.flatnonzero(np.diff(single)) + 1).tolist(), len(single)]
+    for first, stop in zip(cuts, cuts[1:], strict=False):
+        yield Span(
+            decode=bool(single[first]),
+            rows=slice(int(starts[first]), int(starts[stop])),
+            query_starts_N1=torch.from_numpy(starts[first : stop + 1] - starts[first]).to(device),
+            context_lens_N=torch.from_numpy(inputs.context_lens_N[first:stop]).to(device),
+            block_tables_NB=torch.from_numpy(inputs.block_tables_NB[first:stop]).to(device),
+        )
+
+
+class Decoder:
+    """Weights made ready for one backend, and the forward pass over them."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels, linear: MakeLinear) -> None:
+        device = weights.norm_H.device
+        wide = torch.float64 if weights.norm_H.dtype == torch.float64 else torch.float32
+        self._cos, self._sin = (t.to(device, wide) for t in rope_tables(config, config.max_position_embeddings))
+        self._embed_VH = weights.embed_VH
+        self._layers = tuple(Layer(config, layer, kernels, linear) for layer in weights.layers)
+        self._norm_H = weights.norm_H
+        self._lm_head = linear(weights.lm_head_VH, None)
+        self._kernels = kernels
+        self._eps = config.rms_norm_eps
+        self._wide = wide
+
+    def forward(self, batch: RaggedBatch, kv_caches: list[KVCache]) -> Tensor:
+        """Write the keys and values of all tokens to their slots; logits [S, V], float32 (float64 in float64)."""
+        cos, sin = self._cos[batch.positions_T], self._sin[batch.positions_T]
+        x_TH, residual_TH = self._embed_VH[batch.token_ids_T], None
+        for layer, cache in zip(self._layers, kv_caches, strict=True):
+            x_TH, residual_TH = layer.forward(x_TH, residual_TH, batch, cos, sin, cache)
+        rows = batch.last_rows_S
+        last_SH, residual_SH = x_TH[rows], None if residual_TH is None else residual_TH[rows]
+        normed_SH, _ = self._kernels.rms_norm(last_SH, self._norm_H, self._eps, residual_SH)
+        logits_SV: Tensor = self._lm_head(normed_SH).to(self._wide)
+        return logits_SV
+
+
+class Layer:
+    """Attention and gated feed-forward, each behind a norm and added to the residual."""
+
+    def __init__(self, config: ModelConfig, weights: LayerWeights, kernels: Kernels, linear: MakeLinear) -> None:
+        self._config = config
+        self._weights = weights
+        self._kernels = kernels
+        self._scale = config.head_dim**-0.5
+        self._qkv: Linear = linear(weights.qkv_OH, weights.qkv_bias_O)
+        self._o: Linear = linear(weights.o_HO, None)
+        self._gate_up: Linear = linear(weights.gate_up_2IH, None)
+        self._down: Linear = linear(weights.down_HI, None)
+
+    def forward(
+        self,
+        x_TH: Tensor,
+        residual_TH: Tensor | None,
+        batch: RaggedBatch,
+        cos_TR: Tensor,
+        sin_TR: Tensor,
+        cache: KVCache,
+    ) -> tuple[Tensor, Tensor]:
+        """(output, residual): the sum of the two is the layer's value, added by the next norm."""
+        weights, eps, norm = self._weights, self._config.rms_norm_eps, self._kernels.rms_norm
+        if residual_TH is None:
+            normed_TH, residual_TH = norm(x_TH, weights.input_norm_H, eps), x_TH
+        else:
+            normed_TH, residual_TH = norm(x_TH, weights.input_norm_H, eps, residual_TH)
+        x_TH = self._attention(normed_TH, batch, cos_TR, sin_TR, cache)
+        normed_TH, residual_TH = norm(x_TH, weights.post_norm_H, eps, residual_TH)
+        return self._down(self._kernels.silu_mul(self._gate_up(normed_TH))), residual_TH
+
+    def _attention(self, x_TH: Tensor, batch: RaggedBatch, cos_TR: Tensor, sin_TR: Tensor, cache: KVCache) -> Tensor:
+        config, weights = self._config, self._weights
+        q_heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        qkv_THD = self._qkv(x_TH).view(len(x_TH), q_heads + 2 * kv_heads, config.head_dim)
+        q_THD, k_TKD, v_TKD = torch.split(qkv_THD, [q_heads, kv_heads, kv_heads], dim=1)
+        if weights.q_norm_D is not None:
+            q_THD = self._kernels.rms_norm(q_THD, weights.q_norm_D, config.rms_norm_eps)
+            k_TKD = self._kernels.rms_norm(k_TKD, weights.k_norm_D, config.rms_norm_eps)
+        q_THD = self._kernels.rope_kv_write(q_THD, k_TKD, v_TKD, cos_TR, sin_TR, *cache, batch.slots_T)
+        out_THD = torch.empty_like(q_THD)
+        for span in batch.spans:
+            self._attend(q_THD[span.rows], span, cache, out_THD[span.rows])
+        return self._o(out_THD.flatten(1))
+
+    def _attend(self, q_THD: Tensor, span: Span, cache: KVCache, out_THD: Tensor) -> None:
+        tables, contexts, window = span.block_tables_NB, span.context_lens_N, self._config.sliding_window
+        if span.decode:
+            self._kernels.decode_attention(
+                q_THD, *cache, tables, contexts, scale=self._scale, window=window, out=out_THD
+            )
+        else:
+            self._kernels.prefill_attention(
+                q_THD, *cache, tables, contexts, span.query_starts_N1, scale=self._scale, window=window, out=out_THD
+            )

@@ -1,0 +1,36 @@
+"""How much memory is left for the KV cache. Knows the operating system's accounts, not what will be stored."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated now: free device memory, or the smaller of free RAM and the control group's rest."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    return min(_free_ram(), _cgroup_rest())
+
+
+def gib(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _free_ram(meminfo: Path = Path("/proc/meminfo")) -> int:
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_rest(root: Path = Path("/sys/fs/cgroup")) -> int:
+    try:
+        limit, used = ((root / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return 1 << 62  # no control group limits this process
+    return 1 << 62 if limit == "max" else int(limit) - int(used)

@@ -1,0 +1,35 @@
+"""Sampling parameters of a batch as tensors, and the seed of each request. Knows no logits."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from schedlab.framework.batch import Inputs
+from schedlab.framework.request import EngineRequest, SamplingParams
+
+GREEDY = SamplingParams()
+
+
+def sampling_tensors(inputs: Inputs, sampling_seed: int, device: torch.device) -> tuple[Tensor, ...]:
+    """(temperatures, top_ks, top_ps, seeds, positions), each [S], of the grants that emit."""
+    requests = [inputs.requests[grant] for grant in inputs.emitting_S.tolist()]
+    params = [request.sampling or GREEDY for request in requests]
+    return (
+        torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device),
+        torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+        torch.tensor([request_seed(r, sampling_seed) for r in requests], dtype=torch.int64, device=device),
+        torch.from_numpy(inputs.output_positions_S).to(device),
+    )
+
+
+def request_seed(request: EngineRequest, sampling_seed: int) -> int:
+    """The request's own seed, or one from (sampling_seed, request_id); 0 for a greedy request, which needs none."""
+    params = request.sampling or GREEDY
+    if params.seed is not None or params.temperature == 0:
+        return (params.seed or 0) & (1 << 63) - 1
+    named = hashlib.blake2b(f"{sampling_seed}:{request.request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(named, "little") >> 1

@@ -1,0 +1,80 @@
+"""What a policy is: one method that is called every step, one that hears what happened, and what it declares it needs.
+
+Knows the shape of a policy; knows no policy. The verbs are in step.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from schedlab.framework.request import Request
+    from schedlab.framework.step import PreemptMode, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """`request` became visible and waits."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """`request` runs now; `cached_tokens` of it were found in the prefix cache."""
+
+    request: Request
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """One commit: `prefills` are (request, tokens), `decodes` got one token in each of `steps` equal steps."""
+
+    prefills: tuple[tuple[Request, int], ...]
+    decodes: tuple[Request, ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """`request` waits again; `mode` is what was done, not what was asked for."""
+
+    request: Request
+    mode: PreemptMode
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`request` ended by itself: finished, length_capped or failed (see its state)."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """`request` was withdrawn by its client."""
+
+    request: Request
+
+
+Event = Arrived | Admitted | Progressed | Preempted | Finished | Aborted
+
+
+class Policy:
+    """Decides what runs in each engine iteration.
+
+    A subclass is usually a dataclass whose fields are its knobs, and so its YAML. It may keep state of its own, reads
+    time only from `step.now`, and must be deterministic: no sets in decisions, no `id()`, no global random numbers.
+    """
+
+    needs_prediction: ClassVar[bool] = False
+    """Set when decisions read `predicted_output_tokens`; a run without a predictor is then refused at its start."""
+
+    def schedule(self, step: Step) -> None:
+        """Say what this step computes by calling verbs on `step`; `step` is dead when this returns."""
+        raise NotImplementedError
+
+    def observe(self, event: Event) -> None:
+        """Hear what happened since the last call; optional."""

@@ -1,0 +1,381 @@
+"""Which KV blocks hold which content: lookup, adoption, publication at commit, eviction, and what changed for whom.
+
+A `Run` is the live prefix of one identity group (see content.Chain): one block of tokens, or all whole blocks of a trace
+id. The index is closed under prefixes: a run is present only if every run before it in the chain is complete. Knows
+chains, blocks and owners; knows nothing of policies, budgets or time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from schedlab.framework.block_pool import BlockPool
+from schedlab.framework.content import Chain
+from schedlab.framework.request import EngineRequest
+
+
+class Run:
+    """The cached blocks of one identity group, first to last; `held` has one entry an owner: how many it owns, sorted.
+
+    Owners hold prefixes, so the blocks beyond the largest entry are unowned and may be evicted, last one first. `key` is
+    None for the remains of a preempted request, which become publishable when the step commits.
+    """
+
+    __slots__ = ("blocks", "held", "key")
+
+    def __init__(self, key: bytes | None, blocks: list[int]) -> None:
+        self.key = key
+        self.blocks = blocks
+        self.held: list[int] = []
+
+    @property
+    def num_unowned(self) -> int:
+        return len(self.blocks) - (self.held[-1] if self.held else 0)
+
+
+class PrefixCache:
+    """Content-addressed blocks over a `BlockPool`. `num_unowned` blocks are cached and owned by nobody.
+
+    Eviction is least recently used, a chain's last block first; the recency of a run is that of its last owner's leave.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.num_unowned = 0
+        self.index: dict[bytes, Run] = {}
+        self.lru: OrderedDict[Run, None] = OrderedDict()
+        self.remains: list[tuple[EngineRequest, int, Run]] = []
+        self.computing: dict[bytes, int] = {}
+        self._watchers: dict[bytes, dict[EngineRequest, None]] = {}
+        self._stale: dict[EngineRequest, None] = {}
+        self._changed: dict[EngineRequest, None] = {}
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be had now: free ones and cached-unowned ones."""
+        return len(self.pool.free) + self.num_unowned
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks without content, evicting what is unowned if the free list is too short."""
+        short = count - len(self.pool.free)
+        if short > 0:
+            self._evict(short)
+        return self.pool.take(count)
+
+    def _evict(self, count: int) -> None:
+        for run, blocks in self._victims(count):
+            del run.blocks[len(run.blocks) - len(blocks) :]
+            self.num_unowned -= len(blocks)
+            self.pool.give_back(blocks)
+            if not run.num_unowned:
+                del self.lru[run]
+            if run.key is not None:
+                if not run.blocks:
+                    del self.index[run.key]
+                self._notify(run.key)
+
+    def _victims(self, count: int) -> list[tuple[Run, list[int]]]:
+        """The runs, with their last blocks, that evicting `count` blocks would take."""
+        victims = []
+        for run in self.lru:
+            if count <= 0:
+                break
+            blocks = run.blocks[-min(count, run.num_unowned) :]
+            count -= len(blocks)
+            victims.append((run, blocks))
+        assert count <= 0, "evicting more blocks than are unowned"
+        return victims
+
+    def eviction_disturbs(self, count: int) -> bool:
+        """Whether allocating `count` blocks would evict one that is counted in a waiting request's hit."""
+        short = count - len(self.pool.free)
+        if short <= 0 or not self._watchers:
+            return False
+        self._refresh_stale()
+        for run, blocks in self._victims(short):
+            left = len(run.blocks) - len(blocks)
+            if run.key is not None and any(self._counted(run.key, r) > left for r in self._watchers.get(run.key, ())):
+                return True
+        return False
+
+    # -- lookup ---------------------------------------------------------------------------------------------------
+
+    def hit_blocks(self, request: EngineRequest) -> int:
+        """Whole cached blocks that a grant to this waiting request would adopt now; the last token is never covered."""
+        if request in self._stale:
+            self._refresh(request)
+        if request.watched is None:
+            return 0
+        return request.watched[0]
+
+    def _lookup(self, chain: Chain, limit: int) -> int:
+        keys, index = chain.keys, self.index
+        low, high = 0, bisect_left(chain.ends, limit)  # groups before `high` end within the limit
+        high = min(high + 1, len(keys))
+        while low < high:  # the index is closed under prefixes: find the first absent key
+            middle = (low + high) // 2
+            if keys[middle] in index:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            return 0
+        start = chain.ends[low - 2] if low > 1 else 0
+        return min(start + len(index[keys[low - 1]].blocks), limit)
+
+    def pending_blocks(self, request: EngineRequest) -> int:
+        """Whole blocks beyond the hit that running requests are computing and will publish."""
+        if request.watched is None:
+            return 0
+        hit = self.hit_blocks(request)
+        chain, reach = request.chain, hit
+        for group in range(_group_of(chain, hit), len(chain.keys)):
+            if chain.keys[group] not in self.computing:
+                break
+            reach = chain.ends[group]
+        return max(min(reach, self._limit(request)) - hit, 0)
+
+    def _limit(self, request: EngineRequest) -> int:
+        return min((request.num_tokens - 1) // self.block_size, request.chain.num_blocks)
+
+    # -- ownership ------------------------------------------------------------------------------------------------
+
+    def unowned_in_hit(self, request: EngineRequest, hit: int) -> int:
+        """How many of the first `hit` cached blocks nobody owns yet: adopting them makes `num_free` fall by as much."""
+        return sum(max(count - (run.held[-1] if run.held else 0), 0) for run, count in self._runs(request.chain, 0, hit))
+
+    def adopt(self, request: EngineRequest, hit: int) -> list[int]:
+        """Take ownership of the first `hit` blocks of the request's chain; returns them in order."""
+        table: list[int] = []
+        for run, count in self._runs(request.chain, 0, hit):
+            self._hold(run, 0, count)
+            table.extend(run.blocks[:count])
+        request.num_published = hit
+        return table
+
+    def release(self, request: EngineRequest) -> None:
+        """Give up the request's published blocks; they stay cached, its last run being the first to be evicted."""
+        for run, count in reversed(list(self._runs(request.chain, 0, request.num_published))):
+            before = run.num_unowned
+            del run.held[bisect_left(run.held, count)]
+            self._note_unowned(run, before, touch=True)
+        request.num_published = 0
+
+    def publish(self, request: EngineRequest, whole: int) -> None:
+        """The owner has computed its first `whole` blocks: make those with identity visible to others.
+
+        A block that already exists is dropped for the published one, so that every chain has one set of blocks.
+        """
+        chain, table = request.chain, request.block_table
+        whole = min(whole, chain.num_blocks)
+        done = request.num_published
+        while done < whole:
+            group = _group_of(chain, done)
+            start, stop = _span(chain, group)
+            run = self._run_for(chain.keys[group])
+            have, want = done - start, min(stop, whole) - start
+            self._drop_duplicates(run, table, start, have, want)
+            self._grow(run, table[start + len(run.blocks) : start + want])
+            self._hold(run, have, want)
+            done = start + want
+            if done == stop and group < request.promised_groups:
+                self._computed(chain.keys[group])
+        request.num_published = done
+
+    def _drop_duplicates(self, run: Run, table: list[int], start: int, have: int, want: int) -> None:
+        live = min(len(run.blocks), want)
+        if live > have:
+            own = table[start + have : start + live]
+            table[start + have : start + live] = run.blocks[have:live]
+            self.pool.give_back(own)
+
+    def _grow(self, run: Run, blocks: list[int]) -> None:
+        if blocks:
+            run.blocks.extend(blocks)
+            self.num_unowned += len(blocks)  # until the publisher holds them
+            assert run.key is not None
+            self._notify(run.key)
+
+    def _hold(self, run: Run, have: int, want: int) -> None:
+        """An owner of `have` blocks of the run now owns `want`."""
+        before = len(run.blocks) - (run.held[-1] if run.held else 0)
+        if have:
+            del run.held[bisect_left(run.held, have)]
+        insort(run.held, want)
+        self._note_unowned(run, before, touch=False)
+
+    def _note_unowned(self, run: Run, before: int, *, touch: bool) -> None:
+        after = run.num_unowned
+        self.num_unowned += after - before
+        if not after:
+            self.lru.pop(run, None)
+        elif touch or run not in self.lru:
+            self.lru[run] = None
+            self.lru.move_to_end(run)
+
+    def _run_for(self, key: bytes) -> Run:
+        run = self.index.get(key)
+        if run is None:
+            run = self.index[key] = Run(key, [])
+        return run
+
+    def _runs(self, chain: Chain, start: int, stop: int) -> Iterator[tuple[Run, int]]:
+        """The runs that hold the chain's blocks `start .. stop`, each with how many of its blocks lie before `stop`."""
+        for group in range(_group_of(chain, start), len(chain.keys)):
+            first, last = _span(chain, group)
+            if first >= stop:
+                break
+            yield self.index[chain.keys[group]], min(last, stop) - first
+
+    # -- preemption: what is left behind ------------------------------------------------------------------------------
+
+    def leave_remains(self, request: EngineRequest, first: int, blocks: list[int]) -> None:
+        """Computed blocks of a victim from index `first` on: free to take now, publishable when the step commits."""
+        if blocks:
+            run = Run(None, blocks)
+            self.num_unowned += len(blocks)
+            self.lru[run] = None
+            self.remains.append((request, first, run))
+
+    def commit(self) -> None:
+        """Publish the remains that were not granted again."""
+        for request, first, run in self.remains:
+            if run in self.lru:
+                del self.lru[run]
+                self.num_unowned -= len(run.blocks)
+                self._publish_unowned(request, first, run.blocks)
+        self.remains.clear()
+
+    def _publish_unowned(self, request: EngineRequest, first: int, blocks: list[int]) -> None:
+        chain = request.chain
+        if self._lookup(chain, first) < first:  # the prefix was evicted meanwhile: nobody could reach these
+            self.pool.give_back(blocks)
+            return
+        last = first + len(blocks)
+        touched = list(self._runs(chain, 0, first))
+        while first < last:
+            group = _group_of(chain, first)
+            start, stop = _span(chain, group)
+            run = self._run_for(chain.keys[group])
+            count = min(stop, last) - first
+            have = len(run.blocks) - (first - start)  # already published by somebody else
+            mine, blocks = blocks[:count], blocks[count:]
+            self.pool.give_back(mine[: max(have, 0)])
+            self._grow(run, mine[max(have, 0) :])
+            touched.append((run, 0))
+            first += count
+        for run, _ in reversed(touched):
+            if run.num_unowned:
+                self.lru[run] = None
+                self.lru.move_to_end(run)
+
+    # -- what running requests compute ----------------------------------------------------------------------------
+
+    def start_computing(self, request: EngineRequest) -> None:
+        """A request was admitted: it will publish the groups of its chain beyond what it adopted."""
+        for key in self._unpublished(request):
+            self.computing[key] = self.computing.get(key, 0) + 1
+
+    def stop_computing(self, request: EngineRequest) -> None:
+        """The request left before it published all of its chain."""
+        for key in self._unpublished(request):
+            self._computed(key)
+
+    def _unpublished(self, request: EngineRequest) -> list[bytes]:
+        chain = request.chain
+        return chain.keys[_group_of(chain, request.num_published) : request.promised_groups]
+
+    def _computed(self, key: bytes) -> None:
+        left = self.computing.get(key, 0) - 1
+        if left > 0:
+            self.computing[key] = left
+        else:
+            self.computing.pop(key, None)
+
+    # -- waiting requests and their hits --------------------------------------------------------------------------
+
+    def watch(self, request: EngineRequest) -> None:
+        """A request waits from now on: keep its hit true and tell when it changes."""
+        self._changed[request] = None
+        if request.chain.keys:
+            self._register(request, self._lookup(request.chain, self._limit(request)))
+
+    def unwatch(self, request: EngineRequest) -> None:
+        """The request waits no longer."""
+        self._changed.pop(request, None)
+        self._stale.pop(request, None)
+        if request.watched is not None:
+            self._unregister(request)
+            request.watched = None
+
+    def take_changed(self) -> list[EngineRequest]:
+        """Waiting requests whose hit changed since the last call, new ones included, in arrival order."""
+        self._refresh_stale()
+        changed = sorted(self._changed, key=lambda request: request.order)
+        self._changed.clear()
+        return changed
+
+    def _refresh_stale(self) -> None:
+        for request in list(self._stale):
+            self._refresh(request)
+
+    def _refresh(self, request: EngineRequest) -> None:
+        del self._stale[request]
+        hit = self._lookup(request.chain, self._limit(request))
+        assert request.watched is not None
+        if hit != request.watched[0]:
+            self._changed[request] = None
+            self._unregister(request)
+            self._register(request, hit)
+
+    def _register(self, request: EngineRequest, hit: int) -> None:
+        """Watch the last run in the hit, whose tail goes first, and the first run that could extend it."""
+        chain = request.chain
+        keys = []
+        if hit:
+            keys.append(chain.keys[_group_of(chain, hit - 1)])
+        if hit < self._limit(request):
+            following = chain.keys[_group_of(chain, hit)]
+            if not keys or following != keys[0]:
+                keys.append(following)
+        request.watched = (hit, keys)
+        for key in keys:
+            self._watchers.setdefault(key, {})[request] = None
+
+    def _unregister(self, request: EngineRequest) -> None:
+        assert request.watched is not None
+        for key in request.watched[1]:
+            watchers = self._watchers[key]
+            del watchers[request]
+            if not watchers:
+                del self._watchers[key]
+
+    def _notify(self, key: bytes) -> None:
+        watchers = self._watchers.get(key)
+        if watchers:
+            self._stale.update(watchers)
+
+    def _counted(self, key: bytes, request: EngineRequest) -> int:
+        """How many blocks of the run `key` the waiting request's hit counts."""
+        hit = self.hit_blocks(request)
+        if not hit:
+            return 0
+        group = _group_of(request.chain, hit - 1)
+        return hit - _span(request.chain, group)[0] if request.chain.keys[group] == key else 0
+
+
+def _group_of(chain: Chain, block: int) -> int:
+    """Index of the group that holds the chain's block number `block` (the number of groups, if none does)."""
+    ends = chain.ends
+    if block < len(ends) and ends[block] == block + 1:
+        return block  # ends rise by at least one, so up to here every group is one block
+    return bisect_left(ends, block + 1)
+
+
+def _span(chain: Chain, group: int) -> tuple[int, int]:
+    return (chain.ends[group - 1] if group else 0), chain.ends[group]

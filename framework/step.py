@@ -1,0 +1,347 @@
+"""The step transaction: what a policy sees of one engine iteration, and the verbs by which it decides it.
+
+Every verb checks the contract at once and names policy, request and rule when it is broken. Knows the ledger and the
+step's limits; knows nothing of executors, sources or records. Dead after `schedule` returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, cast
+
+from schedlab.framework.batch import Prefill
+from schedlab.framework.errors import PolicyError
+from schedlab.framework.ledger import Ledger, PreemptMode
+from schedlab.framework.request import NS, EngineRequest, Request, to_ns
+
+__all__ = ["Grant", "PreemptMode", "Refusal", "Step", "View"]
+
+Refusal = Literal["budget", "slots", "memory"]
+
+
+class Grant(NamedTuple):
+    """What a grant gave: `tokens`, or 0 and why not. Falsy when refused; a refusal leaves no trace."""
+
+    tokens: int
+    refusal: Refusal | None = None
+
+    def __bool__(self) -> bool:
+        return self.tokens > 0
+
+
+ONE = Grant(1)
+NO_BUDGET = Grant(0, "budget")
+NO_SLOT = Grant(0, "slots")
+NO_MEMORY = Grant(0, "memory")
+
+
+class View(Sequence[Request]):
+    """A read-only sequence over the engine's own list; nothing moves in it during a step."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Sequence[EngineRequest]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._items)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._items[index]
+
+
+class Step:
+    """One engine iteration, while it is being decided. See design notes in ARCHITECTURE.md for the whole contract."""
+
+    __slots__ = (
+        "_admitted", "_budget", "_cohort", "_decodes", "_decodes_at", "_idle_until_ns", "_hold_until_ns", "_index", "_ledger",
+        "_now_ns", "_open", "_policy", "_preempted", "_prefills", "_refusals", "_resumes", "_views", "_changed",
+    )  # fmt: skip
+
+    def __init__(self, ledger: Ledger, policy: str, index: int, now_ns: int, token_budget: int) -> None:
+        self._ledger: Ledger | None = ledger
+        self._cohort = ledger.cohort
+        self._policy = policy
+        self._index = index
+        self._now_ns = now_ns
+        self._budget = token_budget
+        self._prefills: list[Prefill] = []
+        self._decodes: list[EngineRequest] = []
+        self._decodes_at = 0
+        self._open = True  # further decodes may still join the one run of decodes of the batch
+        self._admitted: dict[EngineRequest, int] = {}
+        self._preempted: list[tuple[EngineRequest, PreemptMode, int]] = []
+        self._refusals: list[tuple[str, str]] = []
+        self._views: dict[str, tuple[Request, ...]] = {}
+        self._changed: tuple[Request, ...] | None = None
+        self._idle_until_ns: float | None = None
+        self._hold_until_ns: float | None = None
+
+    # -- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Seconds on the engine's clock, a policy's only source of time."""
+        return self._now_ns / NS
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Requests that do not run, in arrival order, preempted ones included, as of the start of the step."""
+        return View(self._books().waiting)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold a slot, in admission order, as of the start of the step."""
+        return self._views.get("running") or self._view("running")
+
+    @property
+    def prefilling(self) -> Sequence[Request]:
+        """Those of `running` that are not in `decoding`."""
+        return self._views.get("prefilling") or self._view("prefilling")
+
+    @property
+    def decoding(self) -> Sequence[Request]:
+        """Those of `running` that need exactly one token and have emitted one."""
+        return self._views.get("decoding") or self._view("decoding")
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that this step may still grant."""
+        self._books()
+        return self._budget
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that may still be admitted."""
+        return len(self._books().free_slots)
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that can be had now: free and cached-unowned ones."""
+        return self._books().cache.num_free
+
+    @property
+    def cache_changed(self) -> Sequence[Request]:
+        """Waiting requests whose `cached_tokens` changed since this was last read, new ones included, in arrival order."""
+        if self._changed is None:
+            self._changed = tuple(self._books().cache.take_changed())
+        return self._changed
+
+    def cached_tokens(self, request: Request) -> int:
+        """The position from which a grant would compute now; true when read, a later grant may evict it."""
+        ledger = self._books()
+        granted = self._admitted.get(cast(EngineRequest, request))
+        return ledger.start_of(cast(EngineRequest, request)) if granted is None else granted
+
+    def pending_tokens(self, request: Request) -> int:
+        """Tokens beyond `cached_tokens` that running or just granted requests are computing and will publish."""
+        ledger, req = self._books(), cast(EngineRequest, request)
+        return ledger.cache.pending_blocks(req) * ledger.block_size
+
+    def blocks_needed(self, request: Request, tokens: int) -> int:
+        """By how much `free_blocks` would fall if `request` were granted `tokens`."""
+        ledger, req = self._books(), cast(EngineRequest, request)
+        if req._state == "running":
+            return max(ledger.blocks_to_continue(req, tokens), 0)
+        return ledger.blocks_to_admit(req, tokens)
+
+    def fits(self, request: Request) -> int:
+        """The largest grant possible now, in tokens; 0 when none is."""
+        ledger, req = self._books(), cast(EngineRequest, request)
+        if req.step == self._index or (req._state != "running" and not ledger.free_slots):
+            return 0
+        start = ledger.start_of(req)
+        spare = ledger.cache.num_free - self.blocks_needed(req, 0)
+        if spare < 0:
+            return 0
+        have = max(ledger.blocks_for(start), len(req.block_table))
+        room = (have + spare) * ledger.block_size - start
+        return max(min(req.num_tokens - start, self._budget, room), 0)
+
+    # -- verbs --------------------------------------------------------------------------------------------------------
+
+    def grant(self, request: Request, max_tokens: int | None = None) -> Grant:
+        """Give `request` tokens: what remains, clamped to the budget and `max_tokens`, then all or nothing on blocks.
+
+        A waiting request is admitted and adopts its cached prefix. Raises PolicyError for a second grant, a request that
+        was preempted in this step, or one that is neither waiting nor running.
+        """
+        req = cast(EngineRequest, request)
+        index = self._index
+        if req.step == index:
+            self._refuse_again(req)
+        cohort = self._cohort
+        if req._cadence is cohort and self._open and (max_tokens is None or max_tokens > 0):
+            if self._budget <= 0:
+                return self._refused(req, NO_BUDGET)
+            if (req._computed + cohort.tick) % cohort.block_size == 0 and not self._give_block(req):
+                return self._refused(req, NO_MEMORY)
+            if not self._decodes:
+                self._decodes_at = len(self._prefills)
+            self._budget -= 1
+            req.step = index
+            self._decodes.append(req)
+            return ONE
+        return self._grant_prefill(req, max_tokens)
+
+    def grant_decodes(self, requests: Iterable[Request] | None = None) -> list[Request]:
+        """One token to each of `decoding` (or of `requests`, which must be decoding); returns those refused.
+
+        Never preempts. If budget or blocks do not suffice for all, they are given in order, one by one.
+        """
+        if requests is not None:
+            return [request for request in requests if not self.grant(self._decoding_only(request))]
+        ledger, members = self._books(), self._cohort.members
+        if not members:
+            return []
+        needing = self._cohort.needing_block()
+        if self._decodes or not self._open or len(members) > self._budget or len(needing) > ledger.cache.num_free:
+            return [r for r in tuple(members) if r.step != self._index and not self.grant(r)]
+        for request in needing:
+            request.block_table += ledger.cache.allocate(1)
+        self._decodes_at = len(self._prefills)
+        self._decodes = members
+        self._open = False
+        self._budget -= len(members)
+        return []
+
+    def preempt(self, request: Request, mode: PreemptMode = "recompute") -> PreemptMode:
+        """Free a running request's slot, budget and blocks at once; returns the mode done.
+
+        `swap` keeps its keys and values on the host; if the host pool is full, it becomes a counted `recompute`.
+        """
+        req, ledger = cast(EngineRequest, request), self._books()
+        self._own_decodes()
+        for name in ("running", "prefilling", "decoding"):
+            if name not in self._views:
+                self._view(name)
+        if req in self._admitted:
+            self._take_back(req)
+            ledger.withdraw(req)
+            return "recompute" if not req.host_blocks else "swap"
+        if req._state != "running":
+            self._fail("only a running request can be preempted", req)
+        self._take_back(req)
+        slot = req.slot
+        done = ledger.preempt(req, mode)
+        req.step = self._index
+        self._preempted.append((req, done, slot))
+        return done
+
+    def idle_until(self, t: float = math.inf) -> None:
+        """Grant nothing until `t` seconds, the next arrival or the next abort, whichever comes first."""
+        self._books()
+        self._idle_until_ns = t if math.isinf(t) else to_ns(t)
+
+    def hold(self, until: float | None = None) -> None:
+        """This decision stands: decode all, step after step, until an arrival, a finish, an abort, the first boundary at
+        or after `until` seconds, or a step that would lack a block or evict one that a waiting request counts on.
+
+        Legal only if this step grants one token to all of `decoding` and does nothing else.
+        """
+        self._books()
+        self._hold_until_ns = math.inf if until is None else to_ns(until)
+
+    def close(self) -> None:
+        """The engine calls this when `schedule` returned: every further use is a PolicyError."""
+        self._ledger = None
+        self._budget = 0
+        self._open = True
+
+    # -- how the verbs do it ------------------------------------------------------------------------------------------
+
+    def _grant_prefill(self, req: EngineRequest, max_tokens: int | None) -> Grant:
+        ledger = self._books()
+        admission = req._state != "running"
+        if admission and req._state not in ("waiting", "preempted", "swapped"):
+            self._fail(f"cannot be granted: it is {req._state}", req)
+        if admission and not ledger.free_slots:
+            return self._refused(req, NO_SLOT)
+        if req._cadence is self._cohort and self._decodes is self._cohort.members:
+            self._refuse_again(req)
+        start = ledger.start_of(req)
+        tokens = min(req.num_tokens - start, self._budget)
+        if max_tokens is not None and max_tokens < tokens:
+            tokens = max_tokens
+        if tokens <= 0:
+            return self._refused(req, NO_BUDGET)
+        need = ledger.blocks_to_admit(req, tokens) if admission else ledger.blocks_to_continue(req, tokens)
+        if need > ledger.cache.num_free:
+            return self._refused(req, NO_MEMORY)
+        if admission:
+            self._admitted[req] = start
+            ledger.admit(req, tokens)
+        else:
+            ledger.extend(req, tokens)
+        return self._record(req, start, tokens)
+
+    def _record(self, req: EngineRequest, start: int, tokens: int) -> Grant:
+        if self._decodes:
+            self._open = False  # a decode after this would break the batch's one run of decodes
+        self._budget -= tokens
+        req.step = self._index
+        self._prefills.append(Prefill(req, start, tokens))
+        return Grant(tokens)
+
+    def _give_block(self, req: EngineRequest) -> bool:
+        ledger = self._books()
+        if not ledger.cache.num_free:
+            return False
+        req.block_table += ledger.cache.allocate(1)
+        return True
+
+    def _take_back(self, req: EngineRequest) -> None:
+        """Refund this step's grant to `req`, if any."""
+        if req.step != self._index:
+            return
+        if req in self._decodes:
+            self._decodes.remove(req)
+            self._budget += 1
+            return
+        for i, prefill in enumerate(self._prefills):
+            if prefill.request is req:
+                self._budget += prefill.count
+                self._decodes_at -= i < self._decodes_at
+                del self._prefills[i]
+                self._admitted.pop(req, None)
+                return
+
+    def _own_decodes(self) -> None:
+        """After a bulk grant `_decodes` is the cohort's own list; make it the step's before anything leaves it."""
+        if self._decodes is self._cohort.members and self._decodes:
+            self._decodes = list(self._decodes)
+            for request in self._decodes:
+                request.step = self._index
+
+    def _decoding_only(self, request: Request) -> Request:
+        if request._cadence is not self._cohort:
+            self._fail("grant_decodes takes decoding requests only", request)
+        return request
+
+    def _refused(self, req: EngineRequest, grant: Grant) -> Grant:
+        self._books()
+        self._refusals.append((req._request_id, cast(str, grant.refusal)))
+        return grant
+
+    def _refuse_again(self, req: EngineRequest) -> None:
+        if any(req is victim for victim, _, _ in self._preempted):
+            self._fail("was preempted in this step and cannot be granted in it", req)
+        self._fail("a second grant in one step", req)
+
+    def _view(self, name: str) -> tuple[Request, ...]:
+        ledger = self._books()
+        members: Iterable[Request] = self._cohort.members if name == "decoding" else getattr(ledger, name)
+        view = self._views[name] = tuple(members)
+        return view
+
+    def _books(self) -> Ledger:
+        if self._ledger is None:
+            self._fail("used a step after its schedule returned")
+        return cast(Ledger, self._ledger)
+
+    def _fail(self, rule: str, request: Request | None = None) -> None:
+        raise PolicyError(self._policy, rule, request.request_id if request is not None else None)

@@ -1,0 +1,142 @@
+"""A run directory in the making: logs streamed while the run goes, results at its end.
+
+Knows file names and when to flush; knows nothing of what the rows mean. A run that is killed leaves `.partial` logs
+that can be read up to their last flush, and a result.json that says `interrupted`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.logs import GzipLog
+from schedlab.framework.metrics import Measurement, empty_summary
+from schedlab.framework.parquet import convert_log, require_pyarrow
+from schedlab.framework.reader import load_table
+from schedlab.framework.record import Recorder
+from schedlab.framework.tables import SCHEMAS, Columns, Flat, RunTables, to_json_lines
+
+FLUSH_S = 1.0
+"""How much of a run a kill may cost, about."""
+MAX_ROWS = 2048
+"""Rows that are buffered at most, however fast they come."""
+
+
+class RunWriter(Recorder):
+    """A recorder that writes a run directory.
+
+    `record` is `full`, or `summary` for results without logs; `log_format` is `jsonl` or, with pyarrow, `parquet`
+    (converted when the run has ended). Memory stays at about a hundred bytes a request. Results of an earlier run in
+    the same directory are replaced. As a context manager it marks a run that raises as failed or interrupted.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        measurement: Measurement,
+        *,
+        record: str = "full",
+        log_format: str = "jsonl",
+        config_hash: str | None = None,
+    ) -> None:
+        super().__init__(measurement)
+        _check_option("record", record, ("full", "summary"))
+        _check_option("log_format", log_format, ("jsonl", "parquet"))
+        if log_format == "parquet":
+            require_pyarrow()
+        self.record = record
+        self.directory = Path(directory)
+        self._log_format = log_format
+        self._config_hash = config_hash
+        self._limit = 16
+        self._flushed_at = time.monotonic()
+        self._ended = False
+        self.directory.mkdir(parents=True, exist_ok=True)
+        _remove_results(self.directory)
+        self._write_result("interrupted", {"error": "the run did not get to its end"})
+        tables = tuple(SCHEMAS) if record == "full" else ()
+        self._logs = {table: GzipLog(self.directory, table) for table in tables}
+
+    def flush(self) -> None:
+        """Fold what is buffered and make it readable on disk; the buffers are sized to do so about once a second."""
+        super().flush()
+        for log in self._logs.values():
+            log.sync()
+        now = time.monotonic()
+        elapsed, self._flushed_at = now - self._flushed_at, now
+        if elapsed < FLUSH_S / 2:
+            self._limit = min(2 * self._limit, MAX_ROWS)
+        elif elapsed > FLUSH_S:
+            self._limit = max(self._limit // 2, 1)
+
+    def close(self, *, backlog_end: int, counters: Mapping[str, int]) -> RunTables:
+        tables = super().close(backlog_end=backlog_end, counters=counters)
+        self._close_logs(whole=True)
+        if self._log_format == "parquet":
+            for table in self._logs:
+                convert_log(self.directory, table)
+        _write_json(self.directory / "vllm_bench.json", tables.vllm_bench)
+        tables.result = self._write_result(tables.status, tables.result)
+        return tables
+
+    def fail(self, error: BaseException | str, status: str = "failed") -> None:
+        """End a run that cannot go on: logs stay partial, result.json carries the error."""
+        self._close_run()
+        self.flush()
+        self._close_logs(whole=False)
+        self._write_result(status, {"error": str(error) or type(error).__name__})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None and not self._ended:
+            self.fail(error, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+
+    def _close_logs(self, *, whole: bool) -> None:
+        self._ended = True
+        for log in self._logs.values():
+            log.close(whole=whole)
+
+    def _write_result(self, status: str, result: Mapping[str, Any]) -> dict[str, Any]:
+        defaults = {"digest": None, "record": self.record, "summary": empty_summary(), "error": None}
+        whole = {"status": status, "config_hash": self._config_hash, **defaults, **result}
+        _write_json(self.directory / "result.json", whole)
+        return whole
+
+    def _keep(self, table: str, flat: Flat) -> None:
+        if self._logs:
+            self._logs[table].write(to_json_lines(SCHEMAS[table], flat))
+
+    def _keep_decisions(self, lines: list[str]) -> None:
+        if self._logs:
+            self._logs["decisions"].write("".join(lines))
+
+    def _load(self, table: str) -> Columns:
+        return load_table(self.directory, table, self.record, whole=True)
+
+
+def _check_option(key: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise ConfigError(f"{key}={value}: expected one of {', '.join(options)}")
+
+
+def _remove_results(directory: Path) -> None:
+    """An earlier run's results must never be read as this one's."""
+    for table in SCHEMAS:
+        for path in directory.glob(f"{table}.*"):
+            path.unlink()
+    for name in ("result.json", "vllm_bench.json"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Replace `path` in one go; NaN and infinity are refused, since they are not JSON."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    temporary.replace(path)

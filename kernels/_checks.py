@@ -1,0 +1,115 @@
+"""What every wrapper demands of its arguments, each as one clear ValueError: operation, argument, expected, found.
+
+Looks at shapes, types, strides and devices only, never at values on a device: a look would wait for the device.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from schedlab.kernels.reference import FLOAT8, Scale
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+INTEGERS = (torch.int32, torch.int64)
+MAX_HEAD_DIM = 256
+
+
+def fail(op: str, name: str, expected: str, found: object) -> NoReturn:
+    raise ValueError(f"{op}: {name} must be {expected}, got {found}")
+
+
+def floats(op: str, name: str, x: Tensor, ndim: int, like: Tensor | None = None) -> None:
+    """`x` has `ndim` dimensions, the last one contiguous, and the type and device of `like`."""
+    if x.ndim != ndim:
+        fail(op, name, f"a tensor of {ndim} dimensions", f"{x.ndim}")
+    if x.dtype not in FLOATS if like is None else x.dtype != like.dtype:
+        fail(op, name, "bfloat16, float16 or float32" if like is None else f"{like.dtype}", x.dtype)
+    if like is not None and x.device != like.device:
+        fail(op, name, f"on {like.device}", x.device)
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        fail(op, name, "contiguous in its last dimension", f"strides {x.stride()}")
+
+
+def shaped(op: str, name: str, x: Tensor, *shape: int) -> None:
+    if x.shape != shape:
+        fail(op, name, f"of shape {list(shape)}", list(x.shape))
+
+
+def integers(op: str, name: str, x: Tensor, device: torch.device, *shape: int) -> None:
+    """`x` is int32 or int64 of this shape on this device, contiguous in its last dimension."""
+    if x.dtype not in INTEGERS:
+        fail(op, name, "int32 or int64", x.dtype)
+    shaped(op, name, x, *shape)
+    if x.device != device:
+        fail(op, name, f"on {device}", x.device)
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        fail(op, name, "contiguous in its last dimension", f"strides {x.stride()}")
+
+
+def output(op: str, out: Tensor | None, like: Tensor, *shape: int) -> Tensor:
+    """`out` itself if it can take a result of this shape and of the type of `like`; else a new tensor."""
+    if out is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    floats(op, "out", out, len(shape), like)
+    shaped(op, "out", out, *shape)
+    return out
+
+
+def scale_tensor(op: str, name: str, scale: Scale, device: torch.device) -> Tensor | None:
+    """The scale of a quantised cache where a kernel can read it; None stays None and costs nothing."""
+    if scale is None:
+        return None
+    if not isinstance(scale, Tensor):
+        return torch.full((), scale, dtype=torch.float32, device=device)
+    if scale.numel() != 1 or scale.dtype != torch.float32 or scale.device != device:
+        found = f"{list(scale.shape)} {scale.dtype} on {scale.device}"
+        fail(op, name, f"a number, or one float32 element on {device}", found)
+    return scale
+
+
+def caches(op: str, q_THD: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Caches are [num_blocks, block_size, K, D] of the type of Q or float8_e4m3fn, equal in shape and strides."""
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        like = cache if cache.dtype == FLOAT8 and cache.device == q_THD.device else q_THD
+        floats(op, name, cache, 4, like)
+    heads, head_dim = q_THD.shape[1:]
+    kv_heads = k_cache.shape[2]
+    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride() or k_cache.dtype != v_cache.dtype:
+        fail(op, "v_cache", f"like k_cache, {describe(k_cache)}", describe(v_cache))
+    if k_cache.shape[3] != head_dim or kv_heads == 0 or heads % kv_heads:
+        found = f"{kv_heads} heads of {k_cache.shape[3]}"
+        fail(op, "k_cache", f"of heads that divide the {heads} of q, of size {head_dim}", found)
+    if head_dim > MAX_HEAD_DIM:
+        fail(op, "the head size", f"at most {MAX_HEAD_DIM}", head_dim)
+
+
+def attention(
+    op: str,
+    q_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables_NB: Tensor,
+    context_lens_N: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    floats(op, "q", q_THD, 3)
+    caches(op, q_THD, k_cache, v_cache)
+    if block_tables_NB.ndim != 2:
+        fail(op, "block_tables", "of shape [sequences, blocks]", list(block_tables_NB.shape))
+    integers(op, "block_tables", block_tables_NB, q_THD.device, *block_tables_NB.shape)
+    integers(op, "context_lens", context_lens_N, q_THD.device, len(block_tables_NB))
+    if not scale > 0:
+        fail(op, "scale", "above 0", scale)
+    if window is not None and window < 1:
+        fail(op, "window", "at least 1, the query's own key", window)
+    if softcap is not None and not softcap > 0:
+        fail(op, "softcap", "above 0", softcap)
+
+
+def describe(x: Tensor) -> str:
+    return f"{list(x.shape)} {x.dtype} with strides {x.stride()}"

@@ -1,0 +1,73 @@
+"""Which implementation of the kernels serves a device: 'triton', 'torch' or 'reference'.
+
+Knows the names and signatures of the operations and nothing of how they work. Triton is imported only when chosen, so
+that a machine without it can run on torch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Kernels(NamedTuple):
+    """The operations of one implementation; signatures and meaning are those of `reference`."""
+
+    name: str
+    rms_norm: Operation
+    rope_kv_write: Operation
+    silu_mul: Operation
+    prefill_attention: Operation
+    decode_attention: Operation
+    sample: Operation
+
+
+class Operation(Protocol):
+    """A kernel's wrapper: torch tensors in, torch tensors out."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+_TRITON_MODULES = {
+    "rms_norm": "norm",
+    "rope_kv_write": "kv_write",
+    "silu_mul": "activation",
+    "prefill_attention": "attention_prefill",
+    "decode_attention": "attention_decode",
+    "sample": "sampling",
+}
+
+
+def kernels(device: torch.device | str, backend: str | None = None) -> Kernels:
+    """The implementation named `backend`, or the one that serves `device`: Triton on cuda, torch elsewhere.
+
+    Under TRITON_INTERPRET=1, `kernels("cpu", "triton")` runs the Triton code on CPU tensors. Raises ValueError for an
+    unknown name, or where Triton cannot run on the device.
+    """
+    kind = torch.device(device).type
+    name = backend or ("triton" if kind == "cuda" else "torch")
+    if name not in ("triton", "torch", "reference"):
+        raise ValueError(f"kernels: backend must be triton, torch or reference, got {name!r}")
+    if name == "triton" and kind != "cuda" and not _interpreted():
+        raise ValueError(f"kernels: triton runs on cuda tensors, got device {kind!r}; use torch, or set TRITON_INTERPRET=1")
+    return _load(name)
+
+
+def _interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+@cache
+def _load(name: str) -> Kernels:
+    whole = {"torch": "torch_backend", "reference": "reference"}
+    modules = dict.fromkeys(_TRITON_MODULES, whole[name]) if name in whole else _TRITON_MODULES
+    return Kernels(name, *(getattr(import_module(f"{__package__}.{modules[op]}"), op) for op in _TRITON_MODULES))
+
+
+__all__ = ["Kernels", "Operation", "kernels", "Tensor"]

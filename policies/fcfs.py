@@ -1,0 +1,42 @@
+"""First come, first served, prompts first: whole prompts before any decode.
+
+Source: the scheduler of vLLM V0 (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", SOSP 2023). vLLM V1's default is `chunked_prefill` here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedlab.framework.policy import Policy
+from schedlab.framework.step import PreemptMode, Step
+from schedlab.policies.common import continue_prefills, decode_all, fits_whole, remaining
+
+
+@dataclass
+class FCFS(Policy):
+    """A step computes whole prompts in arrival order or, if none fits, one token of every running request.
+
+    A prompt above the token budget runs alone in consecutive chunks; a shorter one is never split. The decode gap is
+    unbounded while prompts keep arriving.
+    """
+
+    preempt_mode: PreemptMode = "recompute"
+
+    def schedule(self, step: Step) -> None:
+        if step.prefilling and continue_prefills(step, step.token_budget, self.preempt_mode):
+            return
+        if self._admit_whole(step):
+            return
+        if decode_all(step, self.preempt_mode):
+            step.hold()
+
+    def _admit_whole(self, step: Step) -> bool:
+        budget = step.token_budget
+        for request in step.waiting:
+            tokens = remaining(step, request)
+            alone = tokens > budget and step.token_budget == budget
+            if not (tokens <= step.token_budget or alone) or not step.free_slots or not fits_whole(step, request):
+                break
+            step.grant(request)
+        return step.token_budget < budget

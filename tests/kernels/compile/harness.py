@@ -1,0 +1,114 @@
+"""Compiles the project's own wrappers for a GPU that is not there, and reads what the compiler made.
+
+A stub stands in for the driver, tensors are on the meta device, and a launch becomes a compilation: so each kernel gets
+exactly the specialisation (alignment, strides, constants) that the GPU would get.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import triton
+from schedlab.kernels import configs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+
+class StubDriver:
+    """What the JIT asks of a driver before a launch: a target, a device number (the key of its cache) and a stream."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGETS[self.target]
+
+    def get_current_device(self) -> int:
+        return list(TARGETS).index(self.target)
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+@contextmanager
+def compiling_for(target: str) -> Iterator[list[tuple[str, Any]]]:
+    """Inside, every `kernel[grid](...)` compiles and appends (kernel name, compiled kernel) to the list it yields."""
+    compiled: list[tuple[str, Any]] = []
+
+    def getitem(kernel: JITFunction, grid: object) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            compiled.append((kernel.fn.__name__.strip("_"), kernel.run(*args, grid=grid, warmup=True, **kwargs)))
+
+        return launch
+
+    original = JITFunction.__getitem__
+    driver.set_active(StubDriver(target))
+    configs.architecture.cache_clear()
+    JITFunction.__getitem__ = getitem
+    try:
+        yield compiled
+    finally:
+        JITFunction.__getitem__ = original
+        configs.architecture.cache_clear()
+
+
+@dataclass(frozen=True)
+class CodeFacts:
+    """Of one compiled kernel. Registers a thread; bytes of stack a thread and of shared memory a block; opcode counts."""
+
+    registers: int
+    stack: int
+    shared: int
+    warps: int
+    local: int
+    hgmma: int
+    hmma: int
+    ldgsts: int
+    loads_16_bit: int
+
+    def row(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def cuda_facts(kernel: Any) -> CodeFacts:
+    sass = kernel.asm["sass"]
+    opcodes = re.findall(r"\t(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]+)", sass)
+
+    def count(*prefixes: str) -> int:
+        return sum(opcode.startswith(prefixes) for opcode in opcodes)
+
+    usage = resource_usage(kernel.asm["cubin"])
+    return CodeFacts(
+        registers=usage["REG"],
+        stack=usage["STACK"],
+        shared=kernel.metadata.shared,
+        warps=kernel.metadata.num_warps,
+        local=count("STL", "LDL"),
+        hgmma=count("HGMMA"),
+        hmma=count("HMMA"),
+        ldgsts=sum(opcode.startswith("LDGSTS") and "128" in opcode for opcode in opcodes),
+        loads_16_bit=sum(opcode.startswith("LDG") and ".U16" in opcode for opcode in opcodes),
+    )
+
+
+def resource_usage(cubin: bytes) -> dict[str, int]:
+    """REG, STACK, SHARED and LOCAL as `cuobjdump --dump-resource-usage` reports them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", report.stdout)}

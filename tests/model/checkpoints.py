@@ -1,0 +1,117 @@
+"""Tiny random models of transformers, as objects and as checkpoints: the independent reference of these tests."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _grouped(groups: int) -> dict:
+    return {"num_attention_heads": 2 * groups, "num_key_value_heads": 2, "hidden_size": 24 * groups}
+
+
+VARIANTS = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {}),
+    **{f"group-{g}": ("Llama", _grouped(g)) for g in (1, 2, 5, 7, 8)},
+}
+
+
+@cache
+def reference(variant: str) -> transformers.PreTrainedModel:
+    """A random model in float32 whose greedy streams wander: weights as large as their inputs, uneven norms."""
+    family, changes = VARIANTS[variant]
+    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes}, use_cache=False)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(len(variant))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.2 * noise)
+            else:
+                gain = 2.0 if "q_proj.weight" in name or "k_proj.weight" in name else 1.0
+                parameter.copy_(noise * gain / math.sqrt(parameter.shape[-1]))
+    return model
+
+
+def save(variant: str, directory: Path, dtype: torch.dtype = torch.float32, **kwargs) -> Path:
+    family = VARIANTS[variant][0]
+    copy = getattr(transformers, f"{family}ForCausalLM")(reference(variant).config).to(dtype)
+    copy.load_state_dict(reference(variant).state_dict())
+    copy.save_pretrained(directory, **kwargs)
+    return directory
+
+
+def reference_logits(model: nn.Module, tokens: list[int]) -> torch.Tensor:
+    """Logits [T, V] of one sequence."""
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([tokens]), attention_mask=None).logits[0]
+
+
+@cache
+def double(variant: str) -> nn.Module:
+    """The model in float64 with float64 norms, which transformers computes in float32 whatever the model's dtype."""
+    import copy
+
+    model = copy.deepcopy(reference(variant)).double()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = _norm_of(module)
+    return model
+
+
+def _norm_of(module: nn.Module):
+    return lambda x: F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+
+
+def greedy(variant: str, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    """The reference's next `count` tokens, and the gap between its two largest logits at each."""
+    tokens, gaps = list(prompt), []
+    for _ in range(count):
+        best = reference_logits(reference(variant), tokens)[-1].topk(2)
+        tokens.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+    return tokens[len(prompt) :], gaps
+
+
+def assert_same_stream(ours: list[int], expected: list[int], gaps: list[float]) -> None:
+    """Equal, or different from a place on where float32 could not tell the two likeliest tokens apart."""
+    assert len(ours) == len(expected)
+    for ours_i, expected_i, gap in zip(ours, expected, gaps, strict=True):
+        if ours_i != expected_i:
+            assert gap < 1e-4, f"{ours} is not {expected}"
+            return

@@ -1,0 +1,1 @@
+"""The embedded sample trace and the script that makes it."""

@@ -1,0 +1,64 @@
+"""Opening trace files: compression by content, text as UTF-8, every fault as one line that names the file.
+
+Knows bytes and lines; knows no trace format.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from schedlab.framework.errors import TraceError
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[IO[str]]:
+    """The text of a plain, gzip or zstd file, whatever its name; a byte order mark is skipped."""
+    try:
+        with _open_bytes(Path(path)) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+            yield text
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(f"{path}: damaged or truncated compressed file ({error})") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 text: {error.reason} near byte {error.start} of a block") from error
+    except IsADirectoryError as error:
+        raise TraceError(f"{path}: is a directory, expected a file") from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic.startswith(_GZIP):
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    if magic == _ZSTD:
+        return _open_zstd(path)
+    return path.open("rb")
+
+
+def _open_zstd(path: Path) -> IO[bytes]:
+    try:
+        import zstandard  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise TraceError(f"{path}: is zstd-compressed; install the package zstandard to read it") from error
+    return cast(IO[bytes], zstandard.open(path, "rb"))
+
+
+def sha256(path: str | Path) -> str:
+    """Of the file's bytes as they lie on disk."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def at_row(path: str | Path, row: int, line: int, fault: str) -> TraceError:
+    """The error for a record: its 0-based number and the 1-based line it stands on."""
+    return TraceError(f"{path}: row {row} (line {line}): {fault}")

@@ -1,0 +1,104 @@
+"""Joint distributions of (prompt, output) lengths in tokens. Knows nothing of when requests arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from schedlab.framework.errors import ConfigError
+from schedlab.workloads.readers import read
+
+
+class Lengths(Protocol):
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Prompt and output lengths, int64 [n] each, at least 1."""
+
+
+@dataclass
+class Fixed:
+    """Every request alike."""
+
+    prompt: int
+    output: int
+
+    def __post_init__(self) -> None:
+        if self.prompt < 1 or self.output < 1:
+            raise ConfigError(f"Fixed lengths prompt={self.prompt}, output={self.output}, expected at least 1")
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(n, self.prompt, dtype=np.int64), np.full(n, self.output, dtype=np.int64)
+
+
+@dataclass
+class Uniform:
+    """Prompt and output uniform on [low, high], both ends included, independent of each other."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (("prompt", self.prompt), ("output", self.output)):
+            if not 1 <= low <= high:
+                raise ConfigError(f"Uniform.{name}=[{low}, {high}], expected 1 <= low <= high")
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        return rng.integers(*self.prompt, n, endpoint=True), rng.integers(*self.output, n, endpoint=True)
+
+
+@dataclass
+class Lognormal:
+    """Lognormal lengths of given medians and log-standard deviations, correlated on the log scale.
+
+    Draws outside [1, limit] are drawn again, so the limits cut the distribution instead of piling up at its edge.
+    """
+
+    prompt_median: float
+    prompt_sigma: float
+    output_median: float
+    output_sigma: float
+    correlation: float = 0.0
+    prompt_limit: int = 1 << 20
+    output_limit: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.prompt_median <= self.prompt_limit and 1 <= self.output_median <= self.output_limit):
+            raise ConfigError("Lognormal medians must lie between 1 and their limits")
+        if min(self.prompt_sigma, self.output_sigma) < 0 or not -1 <= self.correlation <= 1:
+            raise ConfigError("Lognormal sigmas must be at least 0, the correlation between -1 and 1")
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        prompt, output = self._once(rng, n)
+        while len(again := np.flatnonzero(self._outside(prompt, output))):
+            prompt[again], output[again] = self._once(rng, len(again))
+        return prompt, output
+
+    def _once(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        first, second = rng.standard_normal((2, n))
+        second = self.correlation * first + np.sqrt(1 - self.correlation**2) * second
+        prompt = np.rint(self.prompt_median * np.exp(self.prompt_sigma * first))
+        output = np.rint(self.output_median * np.exp(self.output_sigma * second))
+        return prompt.astype(np.int64), output.astype(np.int64)
+
+    def _outside(self, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
+        low = np.minimum(prompt, output) < 1
+        outside: np.ndarray = low | (prompt > self.prompt_limit) | (output > self.output_limit)
+        return outside
+
+
+@dataclass
+class FromTrace:
+    """Pairs drawn from a recorded trace with replacement: prompt and output stay together."""
+
+    path: str
+    format: str | None = None
+    _pairs: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._pairs is None:
+            trace = read(self.path, self.format)
+            self._pairs = trace.prompt_tokens, trace.output_tokens
+        rows = rng.integers(0, len(self._pairs[0]), n)
+        return self._pairs[0][rows], self._pairs[1][rows]

@@ -1,0 +1,169 @@
+"""The offered workload of a run, `workload.jsonl.gz`: replays as it was, ties between turns included.
+
+Written by `writers.encode_request`. Rows keep the order of the file, in which they became visible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedlab.framework.request import SLO
+from schedlab.workloads.builder import Builder
+from schedlab.workloads.readers import ReadOptions
+from schedlab.workloads.records import Batch, json_batches
+from schedlab.workloads.trace import BlockIds, Trace
+from schedlab.workloads.values import MAX_NS, integers
+
+OPTIONS = frozenset[str]()
+REQUIRED = ("request_id", "source_row", "arrival_ns", "prompt_tokens", "output_tokens", "content")
+NUMBERS = ("max_tokens", "deadline_ns", "abort_ns", "turn", "think_ns", "preparation_ns", "delivery_ns")
+NAMES = ("client", "session")
+
+
+def matches(record: Mapping[str, Any]) -> bool:
+    return record.keys() >= set(REQUIRED)
+
+
+def read(path: Path, options: ReadOptions) -> Trace:
+    builder, contents, extras = Builder(), Contents(), Extras()
+    for batch in json_batches(path, REQUIRED):
+        columns: dict[str, Any] = {
+            "source_row": batch.parse("source_row", integers),
+            "arrival_ns": batch.times("arrival_ns", "ns"),
+            "prompt_tokens": batch.counts("prompt_tokens"),
+            "output_tokens": batch.parse("output_tokens", integers),
+            "request_id": batch.labels("request_id"),
+        }
+        columns |= {n: batch.parse(n, lambda v: integers(v, 0, MAX_NS)) for n in NUMBERS if batch.has(n)}
+        columns |= {n: batch.labels(n) for n in NAMES if batch.has(n)}
+        columns["priority"] = batch.parse("priority", priorities)
+        builder.add(len(batch), **columns, **contents.add(batch), **extras.add(batch))
+    trace = builder.trace(path, "offered")
+    return extras.onto(contents.onto(trace))
+
+
+def priorities(column: Sequence[Any]) -> np.ndarray:
+    return integers([0 if v is None else v for v in column], -MAX_NS, MAX_NS)
+
+
+class Contents:
+    """The `content` objects of the rows, as columns."""
+
+    def __init__(self) -> None:
+        self._ids: list[list[int]] = []
+        self._widths: list[list[int]] = []
+        self._tokens: list[list[int]] = []
+        self._width = 0
+        self._seeds: dict[int, None] = {}
+        self._grows: list[bool] = []
+        self._has_sessions = False
+
+    def add(self, batch: Batch) -> dict[str, Any]:
+        scopes: list[str | None] = []
+        rows = np.full(len(batch), -1, dtype=np.int64)
+        for row, content in enumerate(batch.column("content")):
+            try:
+                rows[row] = self._one(content)
+                scopes.append(content.get("scope") or None)
+            except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+                raise batch.fault(row, f"content is {str(content)[:60]!r}: {error}") from None
+        return {"scope": scopes, "content_row": rows}
+
+    def _one(self, content: dict[str, Any]) -> int:
+        """Takes in one content; the row number of an unshared prompt, else -1."""
+        self._ids.append(_int_list(content.get("ids", [])))
+        self._widths.append(_int_list(content.get("widths", [])))
+        self._tokens.append(_int_list(content.get("tokens", [])))
+        self._grows.append(content.get("grows", False) is True)
+        self._has_sessions |= "session" in content
+        self._width = int(content.get("width", self._width))
+        if "seed" in content:
+            self._seeds[int(content["seed"])] = None
+        if len(self._seeds) > 1:
+            raise ValueError(f"its seed differs from the rows above ({list(self._seeds)})")
+        return int(content.get("row", -1))
+
+    def onto(self, trace: Trace) -> Trace:
+        widths = _ragged(self._widths, 0) if any(self._widths) else None
+        changes: dict[str, Any] = {
+            "ids": _ragged(self._ids, self._width) if any(self._ids) else None,
+            "tokens": _ragged(self._tokens, 1) if any(self._tokens) else None,
+            "grows": np.array(self._grows) if self._has_sessions else None,
+            "scope": trace.scope if trace.scope is not None and trace.scope.names else None,
+            "content_row": None if trace.content_row is None or _is_default(trace) else trace.content_row,
+        }
+        if widths is not None and changes["ids"] is not None:
+            changes["ids"] = replace(changes["ids"], width=0, widths=widths.values)
+        seed = next(iter(self._seeds), None)
+        return trace.with_columns(**changes, provenance=replace(trace.provenance, prompt_seed=seed))
+
+
+class Extras:
+    """SLO classes, sampling parameters and the requests that others follow."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, SLO] = {}
+        self._row_of: dict[str, int] = {}
+        self._after: list[int] = []
+
+    def add(self, batch: Batch) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for row, name in enumerate(batch.column("request_id")):
+            if name in self._row_of:
+                raise batch.fault(row, f"request_id {name!r} stands in row {self._row_of[name]} too")
+            self._row_of[name] = batch.first_row + row
+        for row, name in enumerate(batch.column("after")) if batch.has("after") else ():
+            if name is not None and name not in self._row_of:
+                raise batch.fault(row, f"follows request {name!r}, which is not above it")
+        names = batch.column("after") if batch.has("after") else [None] * len(batch)
+        self._after.extend(-1 if name is None else self._row_of[name] for name in names)
+        if batch.has("slo"):
+            out["slo"] = [self._slo(batch, row, value) for row, value in enumerate(batch.column("slo"))]
+        if batch.has("sampling"):
+            out["sampling"] = [None if v is None else json.dumps(v) for v in batch.column("sampling")]
+        return out
+
+    def _slo(self, batch: Batch, row: int, value: Any) -> str | None:
+        if value is None:
+            return None
+        try:
+            slo = SLO(**value)
+        except TypeError as error:
+            raise batch.fault(row, f"slo is {value!r}: {error}") from None
+        if self._classes.setdefault(slo.name, slo) != slo:
+            raise batch.fault(row, f"SLO class {slo.name!r} has other limits than in the rows above")
+        return slo.name
+
+    def onto(self, trace: Trace) -> Trace:
+        after = np.array(self._after, dtype=np.int64)
+        tied = bool((after >= 0).any())
+        think = trace.think_ns if tied else None
+        assert trace.priority is not None
+        return trace.with_columns(
+            after=after if tied else None, think_ns=think, slo_classes=self._classes,
+            priority=trace.priority if trace.priority.any() else None,
+        )  # fmt: skip
+
+
+def _int_list(values: Any) -> list[int]:
+    if type(values) is not list or not set(map(type, values)) <= {int}:
+        raise TypeError("expected a list of integers")
+    return values
+
+
+def _ragged(rows: Sequence[Sequence[int]], width: int) -> BlockIds:
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return BlockIds(offsets, np.fromiter((v for row in rows for v in row), np.int64, offsets[-1]), width)
+
+
+def _is_default(trace: Trace) -> bool:
+    """Unshared prompts are generated from the row numbers themselves."""
+    assert trace.content_row is not None
+    own = trace.content_row >= 0
+    return bool((trace.content_row[own] == trace.source_row[own]).all())

@@ -1,0 +1,187 @@
+"""Records of csv and json files in batches, by column. Knows rows and lines; knows no trace format."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+
+from schedlab.framework.errors import TraceError
+from schedlab.workloads import values
+from schedlab.workloads.files import at_row, open_text
+from schedlab.workloads.values import BadValue
+
+BATCH = 8192
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive records: `column(name)` gives their raw values; None where a json record lacks the key."""
+
+    path: Path
+    first_row: int
+    lines: Sequence[int]
+    column: Callable[[str], Sequence[Any]]
+    keys: frozenset[str]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def fault(self, row: int, text: str) -> TraceError:
+        """The error for the `row`-th record of this batch."""
+        return at_row(self.path, self.first_row + row, self.lines[row], text)
+
+    def rows(self) -> np.ndarray:
+        return np.arange(self.first_row, self.first_row + len(self), dtype=np.int64)
+
+    def has(self, name: str) -> bool:
+        return name in self.keys
+
+    def counts(self, name: str) -> np.ndarray:
+        """Token counts, int64."""
+        return self.parse(name, values.counts)
+
+    def times(self, name: str, unit: str) -> np.ndarray:
+        """int64 ns of times in `unit`."""
+        return self.parse(name, lambda v: values.times(v, values.UNITS[unit]))
+
+    def optional_times(self, name: str, unit: str) -> np.ndarray:
+        """As `times`, -1 where the value is absent."""
+        column = [None if v == "" else v for v in self.column(name)]
+        out = np.full(len(self), -1, dtype=np.int64)
+        some = [i for i, v in enumerate(column) if v is not None]
+        if some:
+            scale = values.UNITS[unit]
+            out[some] = self.parse(name, lambda v: values.times(v, scale), [column[i] for i in some], some)
+        return out
+
+    def labels(self, name: str) -> list[str | None]:
+        """Names; numbers are taken as written, empty cells are none."""
+        out: list[str | None] = []
+        for row, value in enumerate(self.column(name)):
+            if value is None or value == "":
+                out.append(None)
+            elif type(value) in (str, int):
+                out.append(str(value))
+            else:
+                raise self.fault(row, f"{name} is {value!r}, expected a name")
+        return out
+
+    def parse(
+        self, name: str, parse: Callable[[Sequence[Any]], T],
+        column: Sequence[Any] | None = None, places: Sequence[int] | None = None,
+    ) -> T:  # fmt: skip
+        """`parse` over a column, its faults told with file and row."""
+        try:
+            return parse(self.column(name) if column is None else column)
+        except BadValue as bad:
+            raise self.fault(bad.row if places is None else places[bad.row], f"{name} {bad}") from None
+
+
+def csv_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
+    """Batches of a csv file with a header; blank lines are skipped. A missing column is one error before any row."""
+    with open_text(path) as text:
+        reader = csv.reader(text, strict=True)
+        try:
+            header = _header(path, reader, required)
+            yield from _csv_body(path, reader, header, size)
+        except csv.Error as error:
+            raise TraceError(f"{path}: line {reader.line_num}: {error}") from error
+
+
+def _header(path: Path, reader: Any, required: Iterable[str]) -> list[str]:
+    header = [name.strip() for name in next(reader, [])]
+    missing = [name for name in required if name not in header]
+    if missing:
+        found = ", ".join(map(repr, header)) or "an empty file"
+        raise TraceError(f"{path}: no column {', '.join(map(repr, missing))}; found {found}")
+    if len(set(header)) < len(header):
+        raise TraceError(f"{path}: two columns of one name in {header}")
+    return header
+
+
+def _csv_body(path: Path, reader: Any, header: list[str], size: int) -> Iterator[Batch]:
+    first, keys, width = 0, frozenset(header), len(header)
+    lines: list[int] = []
+    rows: list[list[str]] = []
+
+    def batch() -> Batch:
+        columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+        return Batch(path, first, lines, columns.__getitem__, keys)
+
+    for row in reader:
+        if not row:
+            continue
+        rows.append(row)
+        lines.append(reader.line_num)
+        if len(row) != width:
+            raise at_row(path, first + len(rows) - 1, lines[-1], f"{len(row)} cells, expected {width}")
+        if len(rows) == size:
+            yield batch()
+            first, lines, rows = first + size, [], []
+    if rows:
+        yield batch()
+
+
+def json_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
+    """Batches of a file of one JSON object a line; blank lines are skipped."""
+    required = frozenset(required)
+    first = 0
+    with open_text(path) as text:
+        numbered = ((n, line) for n, line in enumerate(text, 1) if not line.isspace())
+        while chunk := list(islice(numbered, size)):
+            yield _json_batch(path, first, chunk, required)
+            first += len(chunk)
+
+
+def _json_batch(path: Path, first: int, chunk: list[tuple[int, str]], required: frozenset[str]) -> Batch:
+    lines = [n for n, _ in chunk]
+    records = [parse_object(path, first + i, n, line) for i, (n, line) in enumerate(chunk)]
+    for i, record in enumerate(records):
+        if not required <= record.keys():
+            missing = ", ".join(map(repr, sorted(required - record.keys())))
+            raise at_row(path, first + i, lines[i], f"no key {missing}; found {', '.join(map(repr, record))}")
+    keys = frozenset().union(*records)
+
+    def column(name: str) -> list[Any]:
+        return [record.get(name) for record in records]
+
+    return Batch(path, first, lines, column, keys)
+
+
+def parse_object(path: Path, row: int, line: int, text: str) -> dict[str, Any]:
+    """One JSON object, or the error for its row."""
+    try:
+        record = _decode(text)
+    except (ValueError, RecursionError) as error:
+        raise at_row(path, row, line, f"not JSON: {error}") from None
+    if type(record) is not dict:
+        raise at_row(path, row, line, f"a JSON {type(record).__name__}, expected an object")
+    return record
+
+
+_decode = json.loads
+
+
+def first_record(path: Path) -> Mapping[str, Any]:
+    """The first record of a JSON-lines or csv file, with its keys, to tell the format by."""
+    with open_text(path) as text:
+        head = _first_line(text)
+        if not head:
+            raise TraceError(f"{path}: is empty")
+        if head.lstrip()[:1] in ("{", "["):
+            return parse_object(path, 0, 1, head)
+        header = next(csv.reader([head]))
+        row = next(csv.reader([_first_line(text)]), [])
+        return dict(zip([name.strip() for name in header], row + [""] * len(header), strict=False))
+
+
+def _first_line(text: IO[str]) -> str:
+    return next((line for line in text if not line.isspace()), "")

@@ -1,0 +1,164 @@
+"""Writing workloads: the offered requests of a run with every private field, and traces in public formats.
+
+A row describes the request as offered: its intended arrival, never its dispatch, and nothing that was measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.request import NS, EngineRequest
+from schedlab.workloads.content import SegmentContent
+from schedlab.workloads.source import Rows, Terms, TraceRequest
+from schedlab.workloads.trace import Trace
+
+encode_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def encode_request(request: EngineRequest) -> str:
+    """One line of `workload.jsonl.gz`, without its newline; fields at their default are left out.
+
+    `deadline_ns`, `abort_ns`, `preparation_ns` count from the arrival; `after` names the request that this one
+    followed, `think_ns` after its end.
+    """
+    row: dict[str, Any] = {
+        "request_id": request.request_id,
+        "source_row": request.source_row,
+        "arrival_ns": request._arrival_ns,
+        "prompt_tokens": request.num_prompt_tokens,
+        "output_tokens": request.recorded_output_tokens,
+        "content": _content(request),
+    }
+    row.update((k, v) for k, v in _optional(request) if v is not None)
+    return encode_json(row)
+
+
+def _optional(request: EngineRequest) -> Iterator[tuple[str, Any]]:
+    arrival = request._arrival_ns
+    yield "max_tokens", request.max_tokens if request.max_tokens >= 0 else None
+    yield "client", request.client if request.client != "default" else None
+    yield "priority", request.priority or None
+    yield "session", request.session
+    if request._deadline_ns is not None:
+        yield "deadline_ns", request._deadline_ns - arrival
+    if request.abort_ns is not None:
+        yield "abort_ns", request.abort_ns - arrival
+    if request.slo is not None:
+        yield "slo", {k: v for k, v in asdict(request.slo).items() if v is not None}
+    if request.sampling is not None:
+        yield "sampling", asdict(request.sampling)
+    yield "preparation_ns", (request.visible_ns - arrival) or None
+    yield "delivery_ns", request.delivery_ns or None
+    if isinstance(request, TraceRequest):
+        yield "turn", request.turn
+        yield "after", request.after
+        yield "think_ns", request.think_ns
+
+
+def _content(request: EngineRequest) -> dict[str, Any]:
+    content = request.content
+    if isinstance(content, IdContent):
+        return {"ids": list(content.ids), "width": content.width, "scope": content.namespace, "seed": content.seed}
+    if isinstance(content, SegmentContent):
+        ids, widths = list(content.ids), list(content.widths)
+        return {"ids": ids, "widths": widths, "scope": content.namespace, "seed": content.seed}
+    if isinstance(content, SessionContent):
+        return {"session": content.session, "grows": getattr(request, "grows", False), "seed": content.seed}
+    if isinstance(content, TokenContent):
+        return {"tokens": content.token_ids.tolist()}
+    assert isinstance(content, UniqueContent), f"no written form for {type(content).__name__}"
+    return {"row": content.row, "seed": content.seed}
+
+
+class WorkloadWriter:
+    """Writes `workload.jsonl.gz` as requests are offered; a killed run leaves a readable beginning after `flush`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=1)  # noqa: SIM115 (closed by close)
+
+    def write(self, request: EngineRequest) -> None:
+        self._file.write(encode_request(request) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> WorkloadWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def write_offered(trace: Trace, path: str | Path, terms: Terms | None = None) -> None:
+    """A whole trace as the offered workload that an open-loop run of it writes."""
+    rows = Rows(trace, terms or Terms())
+    with WorkloadWriter(path) as writer:
+        for row, arrival_ns in enumerate(trace.arrival_ns.tolist()):
+            writer.write(rows.request(row, arrival_ns))
+
+
+def write_mooncake(trace: Trace, path: str | Path) -> None:
+    """Mooncake jsonl: `timestamp` and `delay` in whole ms, as its readers demand, the exact ns in keys of ours.
+
+    Ids of another width than 512 need `block_size` when the file is read. Raises ConfigError for segments of unequal
+    length, which the format cannot say.
+    """
+    if trace.ids is not None and trace.ids.widths is not None:
+        raise ConfigError(f"{trace.name}: prompts of segments of unequal length have no Mooncake form")
+    with open_out(path) as file:
+        for row in range(len(trace)):
+            file.write(encode_json(_mooncake_row(trace, row)) + "\n")
+
+
+def _mooncake_row(trace: Trace, row: int) -> dict[str, Any]:
+    arrival = int(trace.arrival_ns[row])
+    out: dict[str, Any] = {}
+    if trace.stamped is None or trace.stamped[row]:
+        out = {"timestamp": round(arrival / 1e6), "arrival_ns": arrival}
+    out |= {"input_length": int(trace.prompt_tokens[row]), "output_length": int(trace.output_tokens[row])}
+    if trace.ids is not None and trace.ids.counts[row]:
+        out["hash_ids"] = trace.ids.row(row).tolist()
+    if trace.session is not None and (session := trace.session[row]) is not None:
+        out["session_id"] = session
+    if trace.think_ns is not None and (think := int(trace.think_ns[row])) >= 0:
+        out |= {"delay": round(think / 1e6), "think_ns": think}
+    return out
+
+
+def write_vidur(trace: Trace, path: str | Path) -> None:
+    """vidur csv: arrived_at in seconds, num_prefill_tokens, num_decode_tokens."""
+    with open_out(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["arrived_at", "num_prefill_tokens", "num_decode_tokens"])
+        columns = trace.arrival_ns.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+        for arrival, prompt, output in zip(*columns, strict=True):
+            writer.writerow([f"{arrival // NS}.{arrival % NS:09d}", prompt, output])
+
+
+@contextmanager
+def open_out(path: str | Path) -> Iterator[IO[str]]:
+    """A text file to write, gzip if its name ends so (the same bytes for the same content)."""
+    path = Path(path)
+    if path.suffix != ".gz":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        return
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", newline="") as file,
+    ):
+        yield file
