@@ -1,4 +1,4 @@
-"""The command line: `schedlab COMMAND`. Knows which commands exist and how errors end; each command's work is elsewhere.
+"""The command line: `schedlab COMMAND`. Knows which commands exist and how errors end; the work is elsewhere.
 
 A command that runs engines takes Hydra's words and is declared by `@takes_overrides`; one that reads files takes plain
 arguments and is declared by `@app.command()`. Commands import what they need when called, so that help is quick.
@@ -60,7 +60,7 @@ def compare(directories: Annotated[list[Path], typer.Argument(help="run or sweep
 
 
 def main() -> None:
-    """Entry point of the console script: exit 0, 1 for failed jobs or a fault of ours, 2 for the user's, 130 for Ctrl-C."""
+    """The console script. Exits with 1 for failed jobs or a fault of ours, 2 for the user's, 130 for Ctrl-C."""
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # so that policy._target_=mine.Mine finds mine.py, as under python -m
     warnings.showwarning = show_warning

@@ -1,4 +1,4 @@
-"""The one place that touches Hydra: from words on the command line to a composed config, and from its errors to one line.
+"""The one place that touches Hydra: from words on the command line to a config, and from its errors to one line.
 
 Knows nothing of what a run does with its config.
 """
@@ -6,6 +6,7 @@ Knows nothing of what a run does with its config.
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 import sys
@@ -18,9 +19,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from schedlab.experiments.checks import check_arguments
 from schedlab.framework.errors import ConfigError, SchedlabError
 
 CONFIG_MODULE = "schedlab.conf"
@@ -32,8 +34,19 @@ def run_with_overrides(task: Callable[[DictConfig], Any], words: Sequence[str], 
     """Run `task` on the config that `words` compose (`key=value`, `-m`, `--cfg job`, `--info`, `--help`, …)."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hands the exception to us instead of printing it
     sys.argv = [f"schedlab {command}", *words]
+    failures: list[Exception] = []
+
+    @functools.wraps(task)
+    def job(config: DictConfig) -> None:
+        try:
+            task(config)
+        except Exception as error:  # raised below instead: Hydra would print lines of its own first
+            failures.append(error)
+
     try:
-        hydra.main(config_path=f"pkg://{CONFIG_MODULE}", config_name="config", version_base="1.3")(task)()
+        hydra.main(config_path=f"pkg://{CONFIG_MODULE}", config_name="config", version_base="1.3")(job)()
+        for error in failures:
+            raise error
     except USER_ERRORS as error:
         raise ConfigError(one_line(error)) from error
 
@@ -44,15 +57,44 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         return hydra.compose("config", overrides=list(overrides))
 
 
-def build(node: DictConfig, name: str, **more: Any) -> Any:
-    """Instantiate the class that `node._target_` names; a failure is one line that starts with `name`."""
+def preset(group: str, name: str) -> dict[str, Any]:
+    """The resolved keys of one option of a config group."""
     try:
-        return hydra.utils.instantiate(node, **more)
-    except HydraException as error:
+        keys = OmegaConf.to_container(compose([f"{group}={name}"])[group], resolve=True)
+    except USER_ERRORS as error:
+        raise ConfigError(one_line(error)) from error
+    assert isinstance(keys, dict)
+    return {str(key): value for key, value in keys.items()}
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Plain values, every interpolation done; a value that is still missing is a MissingMandatoryValue."""
+    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
+
+
+def build(node: DictConfig, name: str) -> Any:
+    """Instantiate what `node._target_` names; a failure is one line that starts with `name`."""
+    keys = resolve(node)
+    target = keys.pop("_target_", None)
+    if not isinstance(target, str):
+        raise ConfigError(f"{name}: expected a mapping with _target_, the class to use; found {sorted(keys)}")
+    try:
+        check_arguments(name, keys, hydra.utils.get_object(target))
+        return hydra.utils.instantiate(node, _convert_="all")
+    except Exception as error:
         cause = root_cause(error)
         if isinstance(cause, SchedlabError):
             raise cause from error
-        raise ConfigError(f"{name} ({node.get('_target_')}): {flat(cause)}") from error
+        if isinstance(error, HydraException) or isinstance(cause, ImportError):
+            raise ConfigError(f"{name} ({target}): {flat(cause)}") from error
+        raise
+
+
+def build_optional(node: DictConfig | None, name: str) -> Any:
+    """None where the chosen option names no class."""
+    return build(node, name) if node and "_target_" in node else None
 
 
 def output_directory() -> Path:
@@ -61,17 +103,25 @@ def output_directory() -> Path:
 
 def sweep_directory() -> Path | None:
     """The directory shared by the jobs of this sweep; None for a single run."""
+    if not HydraConfig.initialized():
+        return None
     config = HydraConfig.get()
     return Path(config.sweep.dir).resolve() if config.mode == RunMode.MULTIRUN else None
 
 
-def choice(group: str) -> str:
-    """The option chosen for a config group, as the user wrote it."""
-    return str(HydraConfig.get().runtime.choices.get(group))
+def choices(groups: Sequence[str]) -> dict[str, str]:
+    """The option chosen for each group, as the user wrote it."""
+    return (
+        {group: str(HydraConfig.get().runtime.choices[group]) for group in groups} if HydraConfig.initialized() else {}
+    )
 
 
-def job_overrides() -> list[str]:
-    return list(HydraConfig.get().overrides.task)
+def overrides() -> dict[str, str]:
+    """What this job was given on the command line, by key."""
+    if not HydraConfig.initialized():
+        return {}
+    pairs = (word.lstrip("+").partition("=") for word in HydraConfig.get().overrides.task)
+    return {key: value for key, _, value in pairs}
 
 
 class ComparisonAtEnd(Callback):
@@ -119,7 +169,7 @@ def one_line(error: BaseException) -> str:
         return f"{error.override}: {str(error).splitlines()[0]}"
     if missing := re.match(r"Missing mandatory value: (\S+)", str(error)):
         return f"{missing[1]} has no default: give {missing[1]}=…"
-    if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException) and cause is not error:
+    if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         return f"{flat(error)} ({str(cause).splitlines()[0]})"
     return flat(error)
 

@@ -7,10 +7,11 @@ In Python, models and hardware may be given by the name of their preset: `engine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from schedlab.experiments.checks import check_arguments
 from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.engine import EngineConfig
@@ -20,6 +21,8 @@ from schedlab.framework.model.config import ModelConfig
 
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
+STUB_BLOCKS = 4096
+DEFAULT = {field.name: field.default for field in fields(EngineConfig)}
 MODEL_EXTRAS = ("path", "seed")
 """Keys of a model preset that are not part of its shape: where its weights are, or the seed that draws them."""
 
@@ -33,13 +36,20 @@ class EngineSetup:
     config: EngineConfig
     clocks: tuple[str, ...]
 
-    def clock(self, name: str = "auto") -> Clock:
-        chosen = self.clocks[0] if name == "auto" else name
-        if chosen not in CLOCKS:
+    def clock_name(self, name: str = "auto") -> str:
+        """What `clock=name` means here. ConfigError for a clock that cannot measure this engine."""
+        if name == "auto":
+            return self.clocks[0]
+        if name not in CLOCKS:
             raise ConfigError(f"clock={name}: expected auto, {', '.join(CLOCKS)}")
-        if chosen not in self.clocks:
-            raise ConfigError(f"clock={name}: engine={self.name} as it is set up runs on clock={' or '.join(self.clocks)}")
-        return CLOCKS[chosen]()
+        if name not in self.clocks:
+            raise ConfigError(
+                f"clock={name}: engine={self.name} as it is set up runs on clock={' or '.join(self.clocks)}"
+            )
+        return name
+
+    def clock(self, name: str = "auto") -> Clock:
+        return CLOCKS[self.clock_name(name)]()
 
 
 def cpu(
@@ -106,7 +116,8 @@ def stub(model: str | Mapping[str, Any] = "tiny", **limits: Any) -> EngineSetup:
 
     shape, _ = model_preset(model)
     executor = StubExecutor(vocab_size=shape.vocab_size)
-    return EngineSetup("stub", executor, scheduler(executor, shape, limits), ("virtual",))
+    room = {"num_blocks": limits.pop("num_blocks", None) or STUB_BLOCKS}
+    return EngineSetup("stub", executor, scheduler(executor, shape, limits | room), ("virtual",))
 
 
 # ---- parts ----
@@ -143,16 +154,18 @@ def hardware_preset(hardware: str | Hardware) -> Hardware:
 def scheduler(
     executor: Executor, shape: ModelConfig, limits: Mapping[str, Any], kv_space_gib: float = 4.0
 ) -> EngineConfig:
-    """`limits` with what was left open filled in: the model's own length limit, and as many blocks as there is room for."""
+    """`limits` with what was left open filled in: the model's own length limit, as many blocks as there is room for."""
     given = {key: value for key, value in limits.items() if key != "gpu_memory_utilization" and value is not None}
+    check_arguments("engine", given, EngineConfig)
     max_model_len = given.setdefault("max_model_len", shape.max_position_embeddings)
     if max_model_len > shape.max_position_embeddings:
         raise ConfigError(
             f"engine.max_model_len: the model ends at {shape.max_position_embeddings} tokens, found {max_model_len}"
         )
-    block_size = given.get("block_size", EngineConfig.block_size)
     if "num_blocks" not in given:
-        given["num_blocks"] = room(executor, block_size, max_model_len, kv_space_gib)
+        given["num_blocks"] = room(
+            executor, given.get("block_size", DEFAULT["block_size"]), max_model_len, kv_space_gib
+        )
     return EngineConfig(**given)
 
 

@@ -5,11 +5,13 @@ Knows the columns of a run's tables; takes every definition of a latency from fr
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from schedlab.framework import metrics
 from schedlab.framework.request import NS
-from schedlab.framework.tables import Columns
+from schedlab.framework.tables import Columns, RunTables
 
 LATENCIES = {"ttft": metrics.ttft_ns, "tpot": metrics.tpot_ns, "e2e": metrics.e2e_ns, "queue": metrics.queue_ns}
 
@@ -24,10 +26,11 @@ def measured_rows(requests: Columns) -> np.ndarray:
     """metrics.MEASURED [N] of the requests table; SLO classes and clients, which no latency needs, stay unknown."""
     rows = np.full(len(requests["request_id"]), metrics.UNKNOWN, dtype=metrics.MEASURED)
     for name in metrics.MEASURED.names or ():
-        if name in requests and name not in ("client", "slo", "status"):
-            rows[name] = np.nan_to_num(np.asarray(requests[name], dtype=np.float64), nan=metrics.UNKNOWN)
-        elif (seconds := name.replace("_ns", "_s")) in requests and seconds != name:
+        seconds = name.removesuffix("_ns") + "_s"
+        if name.endswith("_ns"):
             rows[name] = np.rint(np.nan_to_num(requests[seconds] * NS, nan=metrics.UNKNOWN))
+        elif name in requests and name not in ("client", "slo", "status"):
+            rows[name] = np.nan_to_num(np.asarray(requests[name], dtype=np.float64), nan=metrics.UNKNOWN)
     rows["status"] = [metrics.STATUSES.index(status) for status in requests["status"]]
     return rows
 
@@ -41,46 +44,59 @@ def cumulative(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.nd
     return ordered[kept], (kept + 1) / len(ordered)
 
 
-def over_time(steps: Columns, num_blocks: int, points: int) -> dict[str, np.ndarray]:
-    """Means and rates per bin of an even grid of engine time; bins in which no step began are left out.
+def over_time(tables: RunTables, points: int) -> dict[str, np.ndarray]:
+    """float64 [points]: means and rates per bin of an even grid of engine time, which is named by the end of each bin.
 
-    Occupancies are weighted by the duration of the steps that begin in the bin; rates are tokens a second of the bin.
+    A step counts for as long as it lasts. Between steps nothing runs, waits or owns blocks; cached blocks stay.
     """
+    steps, num_blocks = tables.steps, tables.result["measurement"]["num_blocks"]
     if not len(steps["now_ns"]):
         return {}
-    start, stop = int(steps["now_ns"][0]), int(steps["now_ns"][-1] + steps["duration_ns"][-1])
-    width = max((stop - start) / points, 1.0)
-    place = np.minimum(((steps["now_ns"] - start) / width).astype(int), points - 1)
-    weight = np.bincount(place, steps["duration_ns"], points)
-    used = weight > 0
+    start, duration = steps["now_ns"].astype(np.float64), np.maximum(steps["duration_ns"], 1).astype(np.float64)
+    until_next = np.append(np.diff(start), duration[-1])
+    edges = np.linspace(start[0], start[-1] + duration[-1], points + 1)
 
-    def mean(values: np.ndarray) -> np.ndarray:
-        return np.bincount(place, values * steps["duration_ns"], points)[used] / weight[used]
-
-    def rate(values: np.ndarray) -> np.ndarray:
-        return np.bincount(place, values, points)[used] / (width / NS)
+    def mean(values: Any, lasting: np.ndarray = duration) -> np.ndarray:
+        return bin_means(start, lasting, np.asarray(values, dtype=np.float64), edges)
 
     return {
-        "engine/time_s": (start + (np.flatnonzero(used) + 1) * width) / NS,
+        "engine/time_s": edges[1:] / NS,
         "queue/waiting": mean(steps["waiting"]),
         "queue/running": mean(steps["running"]),
-        "kv/utilization": 1 - mean(steps["free_blocks"]) / num_blocks,
-        "kv/cached_share": mean(steps["cached_blocks"]) / num_blocks,
-        "sched/prefill_tokens_per_s": rate(steps["prefill_tokens"]),
-        "sched/decode_tokens_per_s": rate(steps["decode_tokens"]),
-        "sched/batch_tokens": mean(tokens_per_step(steps)),
+        "kv/utilization": mean(1 - steps["free_blocks"] / num_blocks),
+        "kv/cached_share": mean(steps["cached_blocks"] / num_blocks, until_next),
+        "sched/prefill_tokens_per_s": mean(steps["prefill_tokens"] / duration) * NS,
+        "sched/decode_tokens_per_s": mean(steps["decode_tokens"] / duration) * NS,
         "sched/batch_requests": mean(steps["prefill_requests"] + steps["decode_requests"]),
     }
 
 
-def tokens_per_step(steps: Columns) -> np.ndarray:
-    return np.asarray(steps["prefill_tokens"] + steps["decode_tokens"])
+def bin_means(start: np.ndarray, lasting: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Mean in each bin of a signal that is `values[i]` for `lasting[i]` from `start[i]` on, and 0 between."""
+    times = np.column_stack([start, start + lasting]).ravel()
+    total = np.cumsum(values * lasting)
+    integral = np.column_stack([np.append(0.0, total[:-1]), total]).ravel()
+    means: np.ndarray = np.diff(np.interp(edges, times, integral)) / np.diff(edges)
+    return means
 
 
-def decode_gaps(steps: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """When each decode step ended, and how long after the one before: what every stream that decodes in both feels."""
+def decode_gaps(tables: RunTables) -> tuple[np.ndarray, np.ndarray]:
+    """When a decode step ended, and how long after the one before, where a stream lived through both."""
+    steps, requests = tables.steps, tables.requests
     decoding = steps["decode_requests"] > 0
-    end = (steps["now_ns"] + steps["duration_ns"])[decoding]
-    repeat = steps["repeat"][decoding]
-    gaps = np.diff(end, prepend=end[:1])
-    return end[1:] / NS, (gaps / repeat)[1:] / NS
+    start, end, repeat = (
+        column[decoding] for column in (steps["now_ns"], steps["now_ns"] + steps["duration_ns"], steps["repeat"])
+    )
+    streams = requests["output_tokens"] > 1
+    began, ended = (np.sort(requests[name][streams]) for name in ("first_token_s", "finished_s"))
+    living = np.searchsorted(began, start[:-1] / NS, "right") - np.searchsorted(ended, start[1:] / NS, "right")
+    gaps = np.diff(end) / repeat[1:]
+    return end[1:][living > 0] / NS, gaps[living > 0] / NS
+
+
+def longest_per_bin(when: np.ndarray, gap: np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """The end of each bin of time, and the longest gap that ended in it: no stall is thinned away. 0 where none did."""
+    edges = np.linspace(0, when.max(initial=1e-9), points + 1)
+    longest = np.zeros(points)
+    np.maximum.at(longest, np.minimum(np.searchsorted(edges[1:], when), points - 1), gap)
+    return edges[1:], longest

@@ -66,9 +66,10 @@ def start_tracker(settings: WandbConfig, config: Mapping[str, Any], directory: P
         raise ConfigError(f"wandb.mode={mode}: expected one of {', '.join(MODES)}")
     if mode == "disabled":
         return NoTracker()
+    tracker: Tracker = NoTracker()
     with never_failing("no Weights & Biases run"):
-        return WandbTracker(_open(settings, mode, config, directory), settings, directory)
-    return NoTracker()
+        tracker = WandbTracker(_open(settings, mode, config, directory), settings, directory)
+    return tracker
 
 
 class WandbTracker:
@@ -100,7 +101,7 @@ def log_curves(run: Any, tables: RunTables, points: int) -> None:
     run.define_metric("engine/time_s", summary="none")
     for prefix in ("sched", "kv", "queue"):
         run.define_metric(f"{prefix}/*", step_metric="engine/time_s", summary="none")
-    log_rows(run, series.over_time(tables.steps, tables.result["measurement"]["num_blocks"], points))
+    log_rows(run, series.over_time(tables, points))
     for name, values in series.latencies(tables.requests).items():
         axis = f"cdf/{name}_s"
         run.define_metric(axis, summary="none")
@@ -125,7 +126,8 @@ def log_requests(run: Any, requests: Columns, limit: int, directory: Path) -> No
     artifact = wandb.Artifact(f"requests-{run.id}", type="request-table")
     artifact.add(table, "requests")
     log_artifact(run, artifact, directory)
-    table.bind_to_run(run, "requests", 0)  # bound to the artifact above, else another is made that cannot be moved
+    bind: Any = table.bind_to_run  # to the artifact above, else W&B makes another one, which cannot be moved
+    bind(run, "requests", 0)
     run.log({"requests": table})
 
 

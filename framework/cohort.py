@@ -98,11 +98,10 @@ class DecodeCohort(Cadence):
 
     def take_finished(self) -> list[EngineRequest]:
         """Members that have reached their final length, in admission order. They remain members."""
-        finished = []
+        finished: dict[EngineRequest, None] = {}  # who left and came back within a tick is in the heap twice
         while (tick := self.next_finish()) is not None and tick <= self.tick:
-            finished.append(heappop(self._finishes)[2])
-        finished.sort(key=_by_admission)
-        return finished
+            finished[heappop(self._finishes)[2]] = None
+        return sorted(finished, key=_by_admission)
 
     def _place(self, request: EngineRequest) -> None:
         self.buckets[-request._computed % self.block_size][request] = None

@@ -33,6 +33,9 @@ class Chain:
         return self.ends[-1] if self.ends else 0
 
 
+NO_IDENTITY = Chain([], [])
+
+
 class Content(Protocol):
     """The content of one prompt.
 
@@ -158,7 +161,7 @@ class UniqueContent:
         self.seed = seed
 
     def chain(self, num_tokens: int, block_size: int) -> Chain:
-        return Chain([], [])
+        return NO_IDENTITY
 
     def tokens(self, num_tokens: int, vocab_size: int) -> np.ndarray:
         return stream_tokens(digest(b"row", b"%d" % self.seed, b"%d" % self.row), 0, num_tokens, vocab_size)

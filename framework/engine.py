@@ -10,57 +10,26 @@ import heapq
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from schedlab.framework import fast_forward, invariants
+from schedlab.framework import fast_forward, invariants, journal
 from schedlab.framework.batch import Batch, Columns, Prefill
 from schedlab.framework.clock import Clock
 from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled
 from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.ledger import Ledger
+from schedlab.framework.limits import EngineConfig, ending, never_fits, set_limits, tokens_served
 from schedlab.framework.policy import Aborted, Admitted, Arrived, Event, Finished, Policy, Preempted, Progressed
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest, State
 from schedlab.framework.source import Source
-from schedlab.framework.step import Step
+from schedlab.framework.step import Decision, Step
+
+__all__ = ["Engine", "EngineConfig"]
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """The scheduler's limits, named as in vLLM where vLLM has them.
-
-    `num_blocks`: KV blocks on the device. `swap_space_gib`: host memory for swapped requests. `fast_forward` and
-    `honour_holds` change how a standing decision is executed, never what is decided. `audit_every`: steps between full
-    audits of the books.
-    """
-
-    num_blocks: int
-    max_model_len: int
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    swap_space_gib: float = 0.0
-    fast_forward: bool = True
-    honour_holds: bool = True
-    audit_every: int = 1000
-
-    def __post_init__(self) -> None:
-        for key in ("num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "audit_every"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"engine.{key}: expected a number of at least 1, found {getattr(self, key)}")
-        if not 0 <= self.swap_space_gib < math.inf:
-            raise ConfigError(f"engine.swap_space_gib: expected a size of at least 0, found {self.swap_space_gib}")
-        if self.max_num_seqs > self.max_num_batched_tokens:
-            raise ConfigError(
-                f"engine.max_num_batched_tokens: expected at least engine.max_num_seqs = {self.max_num_seqs}, so that all "
-                f"running requests can decode in one step; found {self.max_num_batched_tokens}"
-            )
 
 
 class Engine:
@@ -76,8 +45,9 @@ class Engine:
         recorder: Recorder,
         predictor: Predictor | None = None,
     ) -> None:
+        self.name = type(policy).__name__
         if policy.needs_prediction and predictor is None:
-            raise ConfigError(f"policy {_name(policy)} reads predicted_output_tokens: choose a predictor other than none")
+            raise ConfigError(f"policy {self.name} reads predicted_output_tokens: choose a predictor other than none")
         self.policy = policy
         self.executor = executor
         self.source = source
@@ -88,12 +58,14 @@ class Engine:
         self.num_steps = 0
         self.ledger = self._allocate()
         self.columns = self._columns() if executor.needs_inputs else None
+        self.standing_until: float | None = None  # a held decision stands before this time; None: ask the policy
         self._observe = policy.observe if type(policy).observe is not Policy.observe else None
         self._requests: dict[str, EngineRequest] = {}
         self._aborts: list[tuple[int, int, EngineRequest]] = []
         self._abort_ids: list[str] = []
-        self._standing_until: float | None = None  # a held decision stands until this boundary; None: ask the policy
+        self._arrival_ns = self._next_arrival()
         self._served: dict[str, int] = {}
+        self._boundaries = 0
         self._modelled_us = getattr(executor, "scheduler_us", 0.0)
         self._jump = fast_forward.jumper(self) if config.fast_forward else None
 
@@ -136,40 +108,40 @@ class Engine:
     def step(self) -> bool:
         """One boundary and one step (or one jump over standing steps); False when nothing is left to do."""
         now = self.clock.now()
-        self._take_aborts(now)
-        self._take_arrivals(now)
+        if self._aborts or self._abort_ids:
+            self._take_aborts(now)
+        if now >= self._arrival_ns:
+            self._take_arrivals(now)
         if not self._requests:
             return self._await_arrival()
-        if self._jump is not None and self._standing_until is not None and self._jump(now):
-            return True
-        self.clock.start()
-        step, scheduler_us = self._decide(now)
-        batch = self._batch(step)
-        if step._idle_until_ns is not None:
-            self._idle(step, batch)
-            return True
-        result = self.executor.execute(batch)
-        self.clock.stop(result.duration_ns)
-        self._commit(step, batch, result, scheduler_us)
+        self._boundaries += 1
+        if self._boundaries % self.config.audit_every == 0:
+            self.audit()
+        if self.standing_until is not None and now < self.standing_until and self.next_tick_fits():
+            self._continue(now)
+        else:
+            self._ask(now)
         return True
 
     def submit(self, request: EngineRequest) -> None:
         """`request` becomes visible now: it waits, or is rejected if it can never fit."""
-        now = self.clock.now()
         if request._request_id in self._requests:
             raise ConfigError(f"request {request._request_id}: a request of this name is already in the engine")
-        reason = self._never_fits(request)
+        reason = never_fits(request, self.config)
         if reason is not None:
             request.reason = reason
-            self._record_end(request, "rejected", now)
+            self._record_end(request, "rejected", self.clock.now())
             return
-        self._set_limits(request)
+        set_limits(request, self.config)
+        if self.predictor is not None:
+            request._predicted = self.predictor.predict(request)
         self._requests[request._request_id] = request
-        self._standing_until = None
+        self.standing_until = None
         self.ledger.arrive(request)
         if request.abort_ns is not None:
             heapq.heappush(self._aborts, (request.abort_ns, request.order, request))
-        self._tell(Arrived, request)
+        if self._observe is not None:
+            self._observe(Arrived(request))
 
     def abort(self, request_id: str) -> None:
         """Withdraw a request at the next boundary; unknown or finished ones are ignored."""
@@ -182,186 +154,178 @@ class Engine:
     # -- arrivals and aborts --------------------------------------------------------------------------------------------
 
     def _take_arrivals(self, now: int) -> None:
-        earliest = self.source.peek()
-        if earliest is None or earliest > now:
-            return
         for request in self.source.pop(now):
             self.submit(request)
+        self._arrival_ns = self._next_arrival()
         if self._aborts:
             self._take_aborts(now)  # what was withdrawn before it became visible is never scheduled
-        if self.source.peek() is None:
+        if self._arrival_ns == math.inf:
             self.recorder.last_arrival(now, self._tokens_served())
+
+    def _next_arrival(self) -> float:
+        arrival = self.source.peek()
+        return math.inf if arrival is None else arrival
+
+    def _await_arrival(self) -> bool:
+        if self._arrival_ns == math.inf:
+            return False
+        self.clock.idle_until(int(self._arrival_ns))
+        return True
 
     def _take_aborts(self, now: int) -> None:
         while self._aborts and self._aborts[0][0] <= now:
-            self._abort_now(heapq.heappop(self._aborts)[2], now)
+            self._withdraw(heapq.heappop(self._aborts)[2], now)
         if self._abort_ids:
             due, self._abort_ids = self._abort_ids, []
             for request_id in due:
                 if request_id in self._requests:
-                    self._abort_now(self._requests[request_id], now)
+                    self._withdraw(self._requests[request_id], now)
 
-    def _abort_now(self, request: EngineRequest, now: int) -> None:
-        if request._request_id not in self._requests:
+    def _withdraw(self, request: EngineRequest, now: int) -> None:
+        if self._requests.get(request._request_id) is not request:
             return
-        self._leave_columns(request, request.slot)
-        self.ledger.leave(request)
-        self._end(request, "aborted", now)
-        self._tell(Aborted, request)
+        self._leave(request, "aborted", now)
+        if self._observe is not None:
+            self._observe(Aborted(request))
 
     def next_event_ns(self) -> float:
         """Time of the next arrival or abort; infinite if none is known."""
         while self._aborts and self._aborts[0][2]._request_id not in self._requests:
             heapq.heappop(self._aborts)
-        arrival = self.source.peek()
-        return min(math.inf if arrival is None else arrival, self._aborts[0][0] if self._aborts else math.inf)
-
-    def _await_arrival(self) -> bool:
-        arrival = self.source.peek()
-        if arrival is None:
-            return False
-        self.clock.idle_until(arrival)
-        return True
-
-    def _never_fits(self, request: EngineRequest) -> str | None:
-        prompt, recorded = request._num_prompt_tokens, request.recorded_output_tokens
-        pool, model = self.config.num_blocks * self.config.block_size, self.config.max_model_len
-        if prompt < 1 or (recorded is not None and recorded < 1):
-            return f"empty: {prompt} prompt tokens, {recorded} output tokens"
-        needed, length = (prompt + 1, prompt + 1) if recorded is None else (prompt + recorded - 1, prompt + recorded)
-        if needed > pool:
-            return f"needs {needed} tokens of KV cache, the pool holds {pool}"
-        if length > model:
-            return f"needs {length} tokens, max_model_len is {model}"
-        return None
-
-    def _set_limits(self, request: EngineRequest) -> None:
-        """Where it ends at the latest: recorded or allowed length, the model's limit, or the pool's."""
-        if request._max_tokens < 0:
-            request._max_tokens = self.config.max_model_len - request._num_prompt_tokens
-        recorded = request.recorded_output_tokens
-        wanted = request._num_prompt_tokens + (request._max_tokens if recorded is None else recorded)
-        pool = self.config.num_blocks * self.config.block_size
-        request.final_tokens = min(wanted, self.config.max_model_len, pool + 1)
-        if self.predictor is not None:
-            request._predicted = self.predictor.predict(request)
+        return min(self._arrival_ns, self._aborts[0][0]) if self._aborts else self._arrival_ns
 
     # -- deciding -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, now: int) -> tuple[Step, float]:
-        step = Step(self.ledger, _name(self.policy), self.num_steps, now, self.config.max_num_batched_tokens)
-        if self.decision_stands(now):
-            step.grant_decodes()
-            step.close()
-            return step, 0.0
-        self._standing_until = None
+    def next_tick_fits(self) -> bool:
+        """Whether all of decoding can go on: blocks suffice, and none is evicted that a waiting request counts on."""
+        need = len(self.ledger.cohort.needing_block())
+        if not need:
+            return True
+        cache = self.ledger.cache
+        return need <= cache.num_free and not cache.eviction_disturbs(need)
+
+    def _continue(self, now: int) -> None:
+        """A held decision stands: decode all again without asking the policy."""
+        if self._jump is not None:
+            self._jump(now, None)
+            return
+        self.clock.start()
+        step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
+        step.grant_decodes()
+        self._execute(step.close(), 0.0)
+
+    def _ask(self, now: int) -> None:
+        self.standing_until = None
+        self.clock.start()
+        step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
         started = time.perf_counter_ns()
         self.policy.schedule(step)
-        elapsed = (time.perf_counter_ns() - started) / 1000
-        step.close()
-        self._check(step, now)
-        return step, elapsed if self.clock.measures else self._modelled_us
+        elapsed_us = (time.perf_counter_ns() - started) / 1000
+        decision = step.close()
+        self._check(decision)
+        if decision.idle_until_ns is not None:
+            self._idle(decision)
+            return
+        if decision.hold_until_ns is not None and self.config.honour_holds:
+            self.standing_until = decision.hold_until_ns
+            if self._jump is not None:
+                self._jump(now, decision)
+                return
+        self._execute(decision, elapsed_us if self.clock.measures else self._modelled_us)
 
-    def decision_stands(self, now: int) -> bool:
-        """Whether a held decision covers the step that begins now."""
-        if self._standing_until is None or now >= self._standing_until:
-            return False
-        need = len(self.ledger.cohort.needing_block())
-        cache = self.ledger.cache
-        return need <= cache.num_free and not (need and cache.eviction_disturbs(need))
+    def _check(self, decision: Decision) -> None:
+        invariants.check_step(decision, self.config.max_num_batched_tokens, self.ledger)
+        if decision.idle_until_ns is not None:
+            if decision.prefills or decision.decodes:
+                raise PolicyError(self.name, "granted tokens and called idle_until in one step")
+            if decision.idle_until_ns <= decision.now_ns or min(decision.idle_until_ns, self.next_event_ns()) == math.inf:
+                raise PolicyStalled(self.name, f"idle_until({decision.idle_until_ns / 1e9} s) at {decision.now_ns / 1e9} s never wakes")
+        elif not (decision.prefills or decision.decodes):
+            raise PolicyStalled(self.name, "granted nothing and did not idle: " + self._head_lacks(decision))
+        if decision.hold_until_ns is not None and not self._may_hold(decision):
+            raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, and no more")
 
-    def _check(self, step: Step, now: int) -> None:
-        invariants.check_step(step, self.config.max_num_batched_tokens, self.ledger)
-        name = _name(self.policy)
-        granted = bool(step._prefills or step._decodes)
-        if step._idle_until_ns is not None:
-            if granted:
-                raise PolicyError(name, "granted tokens and called idle_until in one step")
-            if step._idle_until_ns <= now or min(step._idle_until_ns, self.next_event_ns()) == math.inf:
-                raise PolicyStalled(name, f"idle_until({step._idle_until_ns}) at {now} ns never wakes")
-        elif not granted:
-            raise PolicyStalled(name, "granted nothing and did not idle: " + self._head_lacks(step))
-        if step._hold_until_ns is not None:
-            members = self.ledger.cohort.members
-            if step._prefills or step._preempted or step._decodes != members:
-                raise PolicyError(name, "hold is legal only when a step grants one token to all of decoding, and no more")
+    def _may_hold(self, decision: Decision) -> bool:
+        return not (decision.prefills or decision.preempted) and decision.decodes == self.ledger.cohort.members
 
-    def _head_lacks(self, step: Step) -> str:
+    def _head_lacks(self, decision: Decision) -> str:
         ledger = self.ledger
-        head = next(iter(ledger.running), None) or (ledger.waiting[0] if ledger.waiting else step._preempted[0][0])
+        head = next(iter(ledger.running), None) or (ledger.waiting[0] if ledger.waiting else decision.preempted[0][0])
         return (
             f"request {head._request_id} ({head._state}) needs {head.num_uncomputed_tokens} tokens; "
             f"{len(ledger.free_slots)} slots and {ledger.cache.num_free} blocks are free"
         )
 
-    def _batch(self, step: Step) -> Batch:
-        ledger, decodes = self.ledger, step._decodes
-        cohort = ledger.cohort
-        if decodes is cohort.members:
-            context = cohort.context + len(decodes)
-            decodes = list(decodes) if step._prefills else decodes  # members change when a prompt is done
-        else:
-            context = sum(request.num_computed_tokens for request in decodes) + len(decodes)
-        tokens = sum(prefill.count for prefill in step._prefills) if step._prefills else 0
-        batch = Batch(
-            step._prefills, decodes, step._decodes_at, tokens, context, ledger.copies_out, ledger.copies_in
-        )
-        if self.columns is not None:
-            self._write_columns(step, batch, self.columns)
-        return batch
+    # -- executing ------------------------------------------------------------------------------------------------------
 
-    def _write_columns(self, step: Step, batch: Batch, columns: Columns) -> None:
-        for victim, _, slot in step._preempted:
-            columns.leave(victim, slot)
-        for request in step._admitted:
-            columns.enter(request, self.executor.prompt_token_ids(request))
-        batch.inputs = columns.inputs(batch, self.ledger.cohort)
+    def _execute(self, decision: Decision, scheduler_us: float) -> None:
+        batch = self._batch(decision)
+        result = self.executor.execute(batch)
+        self.clock.stop(result.duration_ns)
+        journal.log_step(self, decision, batch, result.duration_ns, result.bound, scheduler_us)
+        self._commit(decision, batch, result, self.clock.now())
 
-    def _idle(self, step: Step, batch: Batch) -> None:
+    def _idle(self, decision: Decision) -> None:
         """The policy chose to wait: run pending copies, pass the time, move what was preempted."""
-        assert step._idle_until_ns is not None
-        duration = 0
+        assert decision.idle_until_ns is not None
+        batch, duration = self._batch(decision), 0
         if batch.copies_out:
             duration = self.executor.execute(batch).duration_ns
             self.clock.stop(duration)
-        self._move(step, step._now_ns)
-        self._log(step, batch, None, duration, 0.0)
-        wake = min(step._idle_until_ns, self.next_event_ns())
+        journal.log_step(self, decision, batch, duration, None, 0.0)
+        self._move(decision)
+        wake = min(decision.idle_until_ns, self.next_event_ns())
         if self.clock.now() < wake:
             self.clock.idle_until(int(wake))
 
-    # -- committing -------------------------------------------------------------------------------------------------------
+    def _batch(self, decision: Decision) -> Batch:
+        ledger, decodes = self.ledger, decision.decodes
+        cohort = ledger.cohort
+        if decodes is cohort.members:
+            context = cohort.context + len(decodes)
+            decodes = list(decodes) if decision.prefills else decodes  # members change when a prompt is done
+        else:
+            context = sum([request.num_computed_tokens for request in decodes]) + len(decodes)
+        tokens = sum([prefill.count for prefill in decision.prefills]) if decision.prefills else 0
+        batch = Batch(decision.prefills, decodes, decision.decodes_at, tokens, context, ledger.copies_out, ledger.copies_in)
+        if self.columns is not None:
+            self._fill_inputs(decision, batch, self.columns)
+        return batch
 
-    def _commit(self, step: Step, batch: Batch, result: StepResult, scheduler_us: float) -> None:
-        now = self.clock.now()
-        self._log(step, batch, result, result.duration_ns, scheduler_us)
+    def _fill_inputs(self, decision: Decision, batch: Batch, columns: Columns) -> None:
+        for victim, _, slot in decision.preempted:
+            columns.leave(victim, slot)
+        for request in decision.admitted:
+            columns.enter(request, self.executor.prompt_token_ids(request))
+        batch.inputs = columns.inputs(batch, self.ledger.cohort)
+
+    # -- committing -----------------------------------------------------------------------------------------------------
+
+    def _commit(self, decision: Decision, batch: Batch, result: StepResult, now: int) -> None:
         if self.columns is not None and result.tokens is not None:
             self.columns.store(batch, result.tokens)
-        if step._preempted or step._prefills or self.ledger.copies_out:
-            self._move(step, step._now_ns)
-        if self._observe is not None:
-            prefills = tuple((prefill.request, prefill.count) for prefill in batch.prefills)
-            self._tell(Progressed, prefills, tuple(batch.decodes), 1)
+        if decision.preempted or decision.admitted:
+            self._move(decision)
         if result.failed:
             batch, result = self._drop_failed(batch, result, now)
-        ended = self._progress(batch, result, now)
-        if step._hold_until_ns is not None and self.config.honour_holds:
-            self._standing_until = step._hold_until_ns
-        for request, state in ended:
-            self._finish(request, state, now)
-        if self.num_steps % self.config.audit_every == 0:
-            self.audit()
+        if self._observe is not None:
+            prefills = tuple((prefill.request, prefill.count) for prefill in batch.prefills)
+            self._observe(Progressed(prefills, tuple(batch.decodes), 1))
+        for request, state in self._progress(batch, result, now):
+            self.finish(request, state, now)
 
-    def _move(self, step: Step, now: int) -> None:
+    def _move(self, decision: Decision) -> None:
         """Preempted and admitted requests change places; what victims left behind becomes visible."""
         self.ledger.commit()
-        for victim, mode, _ in step._preempted:
+        for victim, mode, _ in decision.preempted:
             self.ledger.enter_waiting(victim)
-            self._tell(Preempted, victim, mode)
-        for request, start in step._admitted.items():
-            self._note_admission(request, start, now)
+            if self._observe is not None:
+                self._observe(Preempted(victim, mode))
+        for request, start in decision.admitted.items():
+            self._note_admission(request, start, decision.now_ns)
             self.ledger.enter_running(request)
-            self._tell(Admitted, request, start)
+            if self._observe is not None:
+                self._observe(Admitted(request, start))
 
     def _note_admission(self, request: EngineRequest, start: int, now: int) -> None:
         if request.first_scheduled_ns is None:
@@ -379,7 +343,7 @@ class Engine:
         decoded = batch.decodes + split if split else batch.decodes
         if decoded:
             self._advance(decoded, now)
-        ended = [p.request for p in batch.prefills if p.request._cadence is not cohort and self._compute(p, now)]
+        ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
         if result.tokens is None:
             return self._ended_by_length(batch, ended)
         return [
@@ -388,27 +352,24 @@ class Engine:
             if (state := self._ended(request, emitted_K)) is not None
         ]
 
-    def _ended_by_length(self, batch: Batch, ended: list[EngineRequest]) -> list[tuple[EngineRequest, State]]:
-        """Without tokens only lengths end requests: those of `ended`, and whom the cohort knows to be done."""
-        finished = self.ledger.cohort.take_finished()
-        if ended:
-            place = {request: i for i, request in enumerate(batch.requests())}
-            finished = sorted(finished + ended, key=place.__getitem__)
-        return [(request, self._ending(request)) for request in finished]
-
     def _advance(self, decoded: list[EngineRequest], now: int) -> None:
         cohort = self.ledger.cohort
         if decoded is cohort.members or decoded == cohort.members:
-            common = len(decoded) - len(cohort.stragglers)
-            if common:
-                self.recorder.gap(now - cohort.emitted_ns, common)
-            for emitted_ns in cohort.stragglers.values():
-                self.recorder.gap(now - emitted_ns, 1)
+            self.note_gaps(now)
             cohort.advance(now)
             return
         for request in decoded:
             self.recorder.gap(now - cohort.stragglers.get(request, cohort.emitted_ns), 1)
         cohort.advance_only(decoded, now)
+
+    def note_gaps(self, now: int) -> None:
+        """All of decoding emit a token at `now`: the time since each one's last."""
+        cohort, gap = self.ledger.cohort, self.recorder.gap
+        together = len(cohort.members) - len(cohort.stragglers)
+        if together:
+            gap(now - cohort.emitted_ns, together)
+        for emitted_ns in cohort.stragglers.values():
+            gap(now - emitted_ns, 1)
 
     def _compute(self, prefill: Prefill, now: int) -> bool:
         """A grant of a request that is not decoding: it computed `count` tokens, and emitted one if these were its last.
@@ -419,12 +380,7 @@ class Engine:
         request._computed = prefill.start + prefill.count
         self.ledger.publish(request)
         if request._computed == request._tokens:
-            request._tokens += 1
-            if request._first_token_ns is None:
-                request._first_token_ns = now
-            else:
-                self.recorder.gap(now - request.emitted_ns, 1)
-            request.emitted_ns = now
+            self._emit(request, now)
             if request._tokens >= request.final_tokens:
                 return True
         if request._tokens - request._computed == 1 and request._tokens > request._num_prompt_tokens:
@@ -433,21 +389,30 @@ class Engine:
                 self.columns.refresh(request)
         return False
 
+    def _emit(self, request: EngineRequest, now: int) -> None:
+        request._tokens += 1
+        if request._first_token_ns is None:
+            request._first_token_ns = now
+        else:
+            self.recorder.gap(now - request.emitted_ns, 1)
+        request.emitted_ns = now
+
+    # -- ending -----------------------------------------------------------------------------------------------------------
+
+    def _ended_by_length(self, batch: Batch, ended: list[EngineRequest]) -> list[tuple[EngineRequest, State]]:
+        """Without tokens only lengths end requests: those of `ended`, and whom the cohort knows to be done."""
+        finished = self.ledger.cohort.take_finished()
+        if ended or (len(finished) > 1 and batch.decodes is not self.ledger.cohort.members):
+            place = {request: i for i, request in enumerate(batch.requests())}
+            finished = sorted(finished + ended, key=place.__getitem__)
+        return [(request, ending(request, self.config)) for request in finished]
+
     def _ended(self, request: EngineRequest, emitted_K: np.ndarray) -> State | None:
         if request.num_tokens >= request.final_tokens:
-            return self._ending(request)
+            return ending(request, self.config)
         if request.recorded_output_tokens is None and self._stops(request, int(emitted_K[0])):
             return "finished"
         return None
-
-    def _ending(self, request: EngineRequest) -> State:
-        """It reached its final length: by what was recorded or allowed, or because model or pool hold no more."""
-        recorded = request.recorded_output_tokens
-        wanted = request._max_tokens if recorded is None else recorded
-        if request.num_output_tokens >= wanted:
-            return "finished"
-        request.reason = f"outgrew max_model_len {self.config.max_model_len} or the {self.config.num_blocks} KV blocks"
-        return "length_capped"
 
     def _stops(self, request: EngineRequest, token: int) -> bool:
         sampling = request.sampling
@@ -464,26 +429,25 @@ class Engine:
         decodes = [request for request in batch.decodes if request not in failed]
         for request, reason in failed.items():
             request.reason = reason
-            self._finish(request, "failed", now)
+            self.finish(request, "failed", now)
         tokens = None if result.tokens is None else np.delete(result.tokens, list(result.failed), axis=0)
         return Batch(prefills, decodes, at), StepResult(result.duration_ns, tokens)
 
-    def _finish(self, request: EngineRequest, state: State, now: int) -> None:
-        self._leave_columns(request, request.slot)
-        self.ledger.leave(request, keep=state != "failed")
-        self._end(request, state, now)
+    def finish(self, request: EngineRequest, state: State, now: int) -> None:
+        """`request` ended by itself."""
+        self._leave(request, state, now)
         if self.predictor is not None:
             self.predictor.observe(request)
-        self._tell(Finished, request)
+        if self._observe is not None:
+            self._observe(Finished(request))
 
-    def _leave_columns(self, request: EngineRequest, slot: int) -> None:
-        if self.columns is not None and slot >= 0:
-            self.columns.leave(request, slot)
-
-    def _end(self, request: EngineRequest, state: State, now: int) -> None:
-        self._standing_until = None
+    def _leave(self, request: EngineRequest, state: State, now: int) -> None:
+        if self.columns is not None and request.slot >= 0:
+            self.columns.leave(request, request.slot)
+        self.ledger.leave(request, keep=state != "failed")
+        self.standing_until = None
         del self._requests[request._request_id]
-        self._served[request._client] = self._served.get(request._client, 0) + _served(request)
+        self._served[request._client] = self._served.get(request._client, 0) + tokens_served(request)
         self._record_end(request, state, now)
 
     def _record_end(self, request: EngineRequest, state: State, now: int) -> None:
@@ -491,50 +455,20 @@ class Engine:
         request.finished_ns = now
         self.recorder.request(request)
         self.source.finished(request, now)
+        self._arrival_ns = self._next_arrival()
 
     def _tokens_served(self) -> dict[str, int]:
         served = dict(self._served)
         for request in self._requests.values():
-            served[request._client] = served.get(request._client, 0) + _served(request)
+            served[request._client] = served.get(request._client, 0) + tokens_served(request)
         return served
 
-    # -- telling ------------------------------------------------------------------------------------------------------------
-
-    def _tell(self, event: Callable[..., Event], *what: object) -> None:
+    def tell_progress(self, steps: int) -> None:
+        """All of decoding got one token in each of `steps` steps."""
         if self._observe is not None:
-            self._observe(event(*what))
+            self._observe(Progressed((), tuple(self.ledger.cohort.members), steps))
 
-    def _log(self, step: Step, batch: Batch, result: StepResult | None, duration_ns: int, scheduler_us: float) -> None:
-        ledger, recorder, now = self.ledger, self.recorder, step._now_ns
-        index, decodes, prefills = self.num_steps, batch.decodes, batch.prefills
-        all_decoded = bool(decodes) and decodes == ledger.cohort.members
-        if all_decoded and not (prefills or step._preempted or step._refusals):
-            recorder.decode_all(index, now)
-        else:
-            idle = step._idle_until_ns
-            recorder.decision(
-                index,
-                now,
-                [(victim._request_id, mode) for victim, mode, _ in step._preempted],
-                [(request._request_id, count) for request, _, count in prefills],
-                "all" if all_decoded else [request._request_id for request in decodes],
-                batch.decodes_at,
-                step._refusals,
-                None if idle is None or math.isinf(idle) else int(idle),
-            )
-        context = batch.decode_context + sum(start + count for _, start, count in prefills)
-        recorder.step(
-            index, 1, now, duration_ns, batch.prefill_tokens, len(decodes), len(prefills), len(decodes), context,
-            len(ledger.running), len(ledger.waiting), ledger.cache.num_free, ledger.cache.num_unowned,
-            len(batch.copies_out) + len(batch.copies_in), None if result is None else result.bound, scheduler_us,
-        )  # fmt: skip
-        self.num_steps += 1
-
-
-def _name(policy: Policy) -> str:
-    return type(policy).__name__
-
-
-def _served(request: EngineRequest) -> int:
-    prompt = request._num_prompt_tokens
-    return (prompt if request._first_token_ns is not None else min(request._computed, prompt)) + request.num_output_tokens
+    @property
+    def observed(self) -> Callable[[Event], None] | None:
+        """The policy's `observe`, or None if it does not listen."""
+        return self._observe

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.request import EngineRequest
 
 if TYPE_CHECKING:
-    from schedlab.framework.step import Step
+    from schedlab.framework.step import Decision
 
 
-def check_step(step: Step, budget: int, ledger: Ledger) -> None:
+def check_step(decision: Decision, budget: int, ledger: Ledger) -> None:
     """Budget, slots and lengths of one decided step."""
-    granted = len(step._decodes)
-    for request, start, count in step._prefills:
+    granted = len(decision.decodes)
+    for request, start, count in decision.prefills:
         assert count >= 1, f"{request}: empty grant"
         assert start + count <= request.num_tokens, f"{request}: granted beyond its last token"
         assert len(request.block_table) == ledger.blocks_for(start + count), f"{request}: table of the wrong length"
@@ -52,21 +54,21 @@ def _audit_places(ledger: Ledger) -> None:
 
 
 def _audit_blocks(ledger: Ledger) -> None:
-    owned: Counter[int] = Counter()
+    cache, pool = ledger.cache, ledger.pool
+    cached = np.zeros(pool.num_blocks, dtype=np.int64)
+    np.add.at(cached, [block for run in cache.index.values() for block in run.blocks], 1)
+    owners = np.zeros(pool.num_blocks, dtype=np.int64)
     for request in ledger.running:
-        table = request.block_table
-        assert len(set(table)) == len(table), f"{request}: a block is twice in its table"
+        table = np.array(request.block_table, dtype=np.int64)
+        assert len(np.unique(table)) == len(table), f"{request}: a block is twice in its table"
         assert len(table) == ledger.blocks_for(request.num_computed_tokens), f"{request}: table of the wrong length"
-        owned.update(table)
-    cache = ledger.cache
-    cached = {block for run in cache.index.values() for block in run.blocks}
+        owners[table] += 1
     unowned = sum(run.num_unowned for run in cache.index.values())
     assert unowned == cache.num_unowned, f"{cache.num_unowned} unowned blocks counted, {unowned} found"
-    assert all(n == 1 or block in cached for block, n in owned.items()), "an unpublished block has two owners"
-    everything = set(ledger.pool.free) | set(owned) | cached
-    assert not set(ledger.pool.free) & (set(owned) | cached), "a free block is owned or cached"
-    assert len(ledger.pool.free) == len(set(ledger.pool.free)), "a block is twice on the free list"
-    assert everything == set(range(ledger.pool.num_blocks)), "blocks were lost"
+    assert cached.max(initial=0) <= 1, "a block is cached twice"
+    assert not ((owners > 1) & (cached == 0)).any(), "an unpublished block has two owners"
+    free = np.bincount(np.array(pool.free, dtype=np.int64), minlength=pool.num_blocks)
+    assert (free + ((owners > 0) | (cached > 0)) == 1).all(), "a block was lost, or is free and in use"
     assert not cache.remains, "remains outlived their step"
     _audit_runs(ledger)
 

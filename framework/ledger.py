@@ -12,9 +12,9 @@ from typing import Literal
 
 from schedlab.framework.block_pool import BlockPool, HostPool
 from schedlab.framework.cohort import DecodeCohort
-from schedlab.framework.content import Chain, digest, extend_key
+from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
 from schedlab.framework.prefix_cache import PrefixCache
-from schedlab.framework.request import NO_IDENTITY, STILL, EngineRequest
+from schedlab.framework.request import STILL, EngineRequest
 
 PreemptMode = Literal["recompute", "swap"]
 
@@ -95,9 +95,10 @@ class Ledger:
         """Take a slot and blocks for `tokens` more; returns the start. The caller has checked that all of it fits."""
         hit, start = self.cache.hit_blocks(request), self.start_of(request)
         self.cache.unwatch(request)
-        request.block_table = self.cache.adopt(request, hit)
+        request.block_table = self.cache.adopt(request, hit) if hit else []
         request.block_table += self.cache.allocate(self.blocks_for(start + tokens) - hit)
-        self.cache.start_computing(request)
+        if request.promised_groups:
+            self.cache.start_computing(request)
         if request.host_blocks and start == request._computed:  # what the cache lost comes from the host
             swapped = self.blocks_for(start)
             self.copies_in += zip(request.host_blocks[hit:swapped], request.block_table[hit:swapped], strict=True)
@@ -174,9 +175,11 @@ class Ledger:
 
     def _vacate(self, request: EngineRequest) -> None:
         """Return slot and blocks: published ones stay cached, the others are free."""
-        self.cache.stop_computing(request)
+        if request.promised_groups:
+            self.cache.stop_computing(request)
         self.pool.give_back(request.block_table[request.num_published :])
-        self.cache.release(request)
+        if request.num_published:
+            self.cache.release(request)
         request.block_table = []
         self.free_slots.append(request.slot)
         request.slot = -1
@@ -207,8 +210,9 @@ class Ledger:
 
     def publish(self, request: EngineRequest) -> None:
         """Make what the request has computed of its prompt visible to others."""
-        computed = min(request._computed, request._num_prompt_tokens)
-        self.cache.publish(request, computed // self.block_size)
+        if request.promised_groups:
+            computed = min(request._computed, request._num_prompt_tokens)
+            self.cache.publish(request, computed // self.block_size)
 
     def leave(self, request: EngineRequest, *, keep: bool = True) -> None:
         """`request` reached a terminal state, wherever it was. `keep=False`: what it computed must not be reused."""

@@ -16,20 +16,20 @@ Served is finished or length_capped. Percentiles are numpy's linear ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from schedlab.framework.histogram import Histogram
 from schedlab.framework.request import NS, SLO, to_ns
+from schedlab.framework.step_totals import BOUNDS, StepTotals
 
 Summary = dict[str, float | int | None]
 
 UNKNOWN = -1
 """Stands for a stamp, a count or a class that a request does not have."""
 STATUSES = ("finished", "rejected", "aborted", "length_capped", "failed")
-BOUNDS = ("compute", "memory", "overhead")
 PERCENTILES = (50, 90, 95, 99)
 GAP_NS = 1_000
 """Resolution of the gap histogram."""
@@ -56,6 +56,13 @@ MEASURED = np.dtype(
     ]
 )
 """What the summary needs of a request, in 91 bytes: `client`, `slo` and `status` are indices."""
+MEASURED_FROM = {
+    **{name: name.removesuffix("_ns") + "_s" for name in MEASURED.names or () if name.endswith("_ns")},
+    **{f"{name}_tokens": f"{name}_tokens" for name in ("prompt", "output", "cached", "resumed", "recomputed")},
+    "preemptions": "preemptions",
+    "swaps": "swaps",
+}
+"""The columns of MEASURED that are columns of the requests table, the times in other units."""
 
 _LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 _STATISTICS = ("mean", *(f"p{p}" for p in PERCENTILES), "max")
@@ -115,40 +122,6 @@ class Measurement:
         return after & before
 
 
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over steps, each row weighted by its duration. Exact integers, so that they do not depend on how rows are
-    grouped."""
-
-    steps: int = 0
-    duration_ns: int = 0
-    token_ns: int = 0
-    sequence_ns: int = 0
-    free_block_ns: int = 0
-    free_blocks_min: int | None = None
-    scheduler_ns: int = 0
-    bound_ns: dict[str, int] = field(default_factory=dict)
-
-    def add(self, steps: Mapping[str, Any]) -> None:
-        """Count rows: the columns of the steps table, not empty."""
-        duration = np.asarray(steps["duration_ns"], dtype=np.int64)
-        tokens = np.add(steps["prefill_tokens"], steps["decode_tokens"])
-        sequences = np.add(steps["prefill_requests"], steps["decode_requests"])
-        free = np.asarray(steps["free_blocks"], dtype=np.int64)
-        self.steps += sum(steps["repeat"])
-        self.duration_ns += int(duration.sum())
-        self.token_ns += int(duration @ tokens)
-        self.sequence_ns += int(duration @ sequences)
-        self.free_block_ns += int(duration @ free)
-        lowest = int(free.min())
-        self.free_blocks_min = lowest if self.free_blocks_min is None else min(lowest, self.free_blocks_min)
-        self.scheduler_ns += int(np.rint(np.multiply(steps["scheduler_us"], 1e3)).sum())
-        bound = np.array(steps["bound"], dtype=object)
-        for name in set(steps["bound"]) - {None}:
-            assert name in BOUNDS, f"a step is bound by one of {', '.join(BOUNDS)}, not by {name}"
-            self.bound_ns[name] = self.bound_ns.get(name, 0) + int(duration[bound == name].sum())
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """All that a summary is computed from. `requests` has dtype MEASURED and lies in the window already.
@@ -167,6 +140,20 @@ class Measured:
     backlog_end: int = 0
     served: Mapping[str, int] | None = None
     demanded: Mapping[str, int] | None = None
+
+
+def from_table(table: Mapping[str, Any], slos: Sequence[SLO], clients: Sequence[str]) -> np.ndarray:
+    """MEASURED [N] of a requests table. What was demanded is not in it: prompt and output stand for that."""
+    out = np.empty(len(table["request_id"]), dtype=MEASURED)
+    for column, name in MEASURED_FROM.items():
+        values = np.asarray(table[name], dtype=np.float64) * (NS if name.endswith("_s") else 1)
+        out[column] = np.where(np.isnan(values), UNKNOWN, np.rint(values))
+    codes = {slo.name: i for i, slo in enumerate(slos)}
+    out["slo"] = [codes.get(name, UNKNOWN) for name in table["slo"]]
+    out["client"] = [clients.index(client) for client in table["client"]]
+    out["status"] = [STATUSES.index(status) for status in table["status"]]
+    out["demanded_tokens"] = out["prompt_tokens"] + out["output_tokens"]
+    return out
 
 
 def with_status(requests: np.ndarray, *statuses: str) -> np.ndarray:
@@ -373,7 +360,7 @@ def _steps(run: Measured) -> Summary:
         "batch/tokens_mean": per(totals.token_ns, totals.duration_ns),
         "batch/requests_mean": sequences,
         "batch/idle_slot_share": None if sequences is None else 1 - sequences / run.max_num_seqs,
-        "scheduler/us_per_step": per(totals.scheduler_ns / 1e3, totals.steps),
+        "scheduler/us_per_step": per(totals.scheduler_ns / 1e3, totals.scheduled_steps),
         "steps": totals.steps,
         **{f"bound/{bound}": _bound_share(totals, bound) for bound in BOUNDS},
     }
@@ -381,7 +368,7 @@ def _steps(run: Measured) -> Summary:
 
 def _utilization(free_blocks: float | None, num_blocks: int) -> float | None:
     """Share of the pool that requests own; cached blocks that nobody owns count as free."""
-    return None if free_blocks is None or not num_blocks else 1 - free_blocks / num_blocks
+    return None if free_blocks is None or not num_blocks else (num_blocks - free_blocks) / num_blocks
 
 
 def _bound_share(totals: StepTotals, bound: str) -> float | None:

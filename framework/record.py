@@ -7,7 +7,7 @@ rows to files instead. Knows nothing of scheduling: it is told what happened.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
@@ -19,15 +19,16 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.histogram import Histogram
 from schedlab.framework.metrics import (
     MEASURED,
+    MEASURED_FROM,
     STATUSES,
     UNKNOWN,
     Measured,
     Measurement,
-    StepTotals,
     observed_at,
     summarise,
 )
 from schedlab.framework.request import NS, SLO, EngineRequest
+from schedlab.framework.step_totals import StepTotals
 from schedlab.framework.tables import (
     DECISIONS,
     REQUESTS,
@@ -52,14 +53,7 @@ _REQUEST_ROW = attrgetter(
     "recomputed_tokens", "_state", "reason",
 )  # fmt: skip
 """The columns of REQUESTS, in order, read off a request."""
-_MEASURED_FROM = {
-    **{f"{stage}_ns": f"{stage}_s" for stage in ("arrival", "visible", "first_scheduled", "first_token", "finished")},
-    "delivery_ns": "delivery_s",
-    **{name: name for name in MEASURED.names or () if name.endswith("_tokens") and name != "demanded_tokens"},
-    "preemptions": "preemptions",
-    "swaps": "swaps",
-}
-"""Which column of REQUESTS, as raw values, a column of MEASURED holds."""
+_SLO, _MAX_TOKENS = list(REQUESTS).index("slo"), list(REQUESTS).index("max_tokens")
 
 
 class Recorder:
@@ -110,11 +104,17 @@ class Recorder:
         cached_blocks: int,
         copied_blocks: int,
         bound: str | None,
-        scheduler_us: float,
+        scheduler_us: float | None,
+        free_block_ns: int | None = None,
+        free_blocks_min: int | None = None,
     ) -> None:
         """An executed batch, or `repeat` equal ones with their durations and scheduler times summed.
 
+        Of several, the other columns are those of the first; where blocks were taken on the way, `free_block_ns` is the
+        sum of free blocks times duration over all of them, and `free_blocks_min` the fewest that were free.
+
         `free_blocks` counts cached blocks that nobody owns, as `Step.free_blocks` does; `cached_blocks` are these.
+        `scheduler_us` is None where the policy was not asked or its time is not known.
         """
         buffer = self._step_buffer
         buffer += (
@@ -123,6 +123,8 @@ class Recorder:
         )  # fmt: skip
         if self._windowed:
             self._gaps = self._measured_gaps if self.measurement.inside(now_ns) else self._outside_gaps
+        if free_block_ns is not None and free_blocks_min is not None and self._gaps is self._measured_gaps:
+            self._totals.correct_free(free_block_ns - free_blocks * duration_ns, free_blocks_min)
         if len(buffer) >= self._limit * len(STEPS):
             self.flush()
 
@@ -163,6 +165,12 @@ class Recorder:
     def gap(self, gap_ns: int, count: int) -> None:
         """`count` output tokens, none of them a first one, came `gap_ns` after their predecessors."""
         self._gaps[(gap_ns + 500) // 1000] += count
+
+    def gaps(self, gaps_ns: Iterable[int], count: int) -> None:
+        """The same for each of several steps with equally many such tokens."""
+        counts = self._gaps
+        for gap_ns in gaps_ns:
+            counts[(gap_ns + 500) // 1000] += count
 
     def request(self, request: EngineRequest) -> None:
         """A request reached its terminal state."""
@@ -244,19 +252,20 @@ class Recorder:
         return {name: [values[i] for i in rows] for name, values in columns.items()}
 
     def _fold_requests(self, flat: Flat, demanded: list[int]) -> None:
-        self._name_slos(flat)
+        width = len(REQUESTS)
+        slos, limits = slice(_SLO, None, width), slice(_MAX_TOKENS, None, width)
+        flat[slos] = self._slo_names(flat[slos])
+        flat[limits] = [None if limit < 0 else limit for limit in flat[limits]]  # rejected before it had one
         self._requests.append(self._measure(split(REQUESTS, flat), demanded))
         self._keep("requests", flat)
 
-    def _name_slos(self, flat: Flat) -> None:
-        """Replace each SLO class by its name; requests without one are judged by the default, if there is one."""
-        default = self.measurement.slo
-        column = slice(list(REQUESTS).index("slo"), None, len(REQUESTS))
-        slos = [default if slo is None else slo for slo in flat[column]]
-        for slo in slos:
+    def _slo_names(self, slos: list[SLO | None]) -> list[str | None]:
+        """Names of the classes; requests without one are judged by the default, if there is one."""
+        judged = [self.measurement.slo if slo is None else slo for slo in slos]
+        for slo in judged:
             if slo is not None and self._slos.setdefault(slo.name, slo) is not slo and self._slos[slo.name] != slo:
                 raise ConfigError(f"two SLO classes are named {slo.name}: {self._slos[slo.name]} and {slo}")
-        flat[column] = [None if slo is None else slo.name for slo in slos]
+        return [None if slo is None else slo.name for slo in judged]
 
     def _measure(self, raw: RawColumns, demanded: list[int]) -> np.ndarray:
         """MEASURED [N] of request rows whose times are in nanoseconds."""
@@ -267,7 +276,7 @@ class Recorder:
         out["client"] = [clients.setdefault(client, len(clients)) for client in raw["client"]]
         out["slo"] = [slo_codes.get(name, UNKNOWN) for name in raw["slo"]]
         out["demanded_tokens"] = demanded
-        for column, name in _MEASURED_FROM.items():
+        for column, name in MEASURED_FROM.items():
             values = raw[name]
             nullable = REQUESTS[name].endswith("?")
             out[column] = [UNKNOWN if v is None else v for v in values] if nullable else values

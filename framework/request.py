@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
-from schedlab.framework.content import Chain, Content
+from schedlab.framework.content import NO_IDENTITY, Content
 
 State = Literal[
     "waiting", "running", "preempted", "swapped", "finished", "rejected", "aborted", "length_capped", "failed", "loading"
@@ -56,8 +56,6 @@ class Cadence:
     def __init__(self) -> None:
         self.tick = 0
 
-
-NO_IDENTITY = Chain([], [])
 
 STILL = Cadence()
 """The cadence of every request that is not decoding in step with others; it never ticks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 from schedlab.framework.batch import Prefill
@@ -15,7 +16,7 @@ from schedlab.framework.errors import PolicyError
 from schedlab.framework.ledger import Ledger, PreemptMode
 from schedlab.framework.request import NS, EngineRequest, Request, to_ns
 
-__all__ = ["Grant", "PreemptMode", "Refusal", "Step", "View"]
+__all__ = ["Decision", "Grant", "PreemptMode", "Refusal", "Step", "View"]
 
 Refusal = Literal["budget", "slots", "memory"]
 
@@ -41,7 +42,7 @@ class View(Sequence[Request]):
 
     __slots__ = ("_items",)
 
-    def __init__(self, items: Sequence[EngineRequest]) -> None:
+    def __init__(self, items: Sequence[Request]) -> None:
         self._items = items
 
     def __len__(self) -> int:
@@ -54,12 +55,31 @@ class View(Sequence[Request]):
         return self._items[index]
 
 
+@dataclass(slots=True)
+class Decision:
+    """What a step decided, as the engine executes it. `prefills[:decodes_at]`, `decodes`, the other prefills: batch order.
+
+    `preempted` has the slot that each victim held; `admitted` the start of each new request. Times are ns or infinite.
+    """
+
+    now_ns: int
+    prefills: list[Prefill]
+    decodes: list[EngineRequest]
+    decodes_at: int
+    admitted: dict[EngineRequest, int]
+    preempted: list[tuple[EngineRequest, PreemptMode, int]]
+    refusals: list[tuple[str, str]]
+    idle_until_ns: float | None
+    hold_until_ns: float | None
+
+
 class Step:
-    """One engine iteration, while it is being decided. See design notes in ARCHITECTURE.md for the whole contract."""
+    """One engine iteration, while it is being decided."""
 
     __slots__ = (
-        "_admitted", "_budget", "_cohort", "_decodes", "_decodes_at", "_idle_until_ns", "_hold_until_ns", "_index", "_ledger",
-        "_now_ns", "_open", "_policy", "_preempted", "_prefills", "_refusals", "_resumes", "_views", "_changed",
+        "_admitted", "_budget", "_changed", "_cohort", "_decodes", "_decodes_at", "_decoding", "_hold_until_ns",
+        "_idle_until_ns", "_index", "_ledger", "_now_ns", "_open", "_policy", "_preempted", "_prefilling", "_prefills",
+        "_refusals", "_running",
     )  # fmt: skip
 
     def __init__(self, ledger: Ledger, policy: str, index: int, now_ns: int, token_budget: int) -> None:
@@ -76,7 +96,9 @@ class Step:
         self._admitted: dict[EngineRequest, int] = {}
         self._preempted: list[tuple[EngineRequest, PreemptMode, int]] = []
         self._refusals: list[tuple[str, str]] = []
-        self._views: dict[str, tuple[Request, ...]] = {}
+        self._running: tuple[Request, ...] | None = None
+        self._prefilling: Sequence[Request] = ledger.prefilling
+        self._decoding: Sequence[Request] = ledger.cohort.members
         self._changed: tuple[Request, ...] | None = None
         self._idle_until_ns: float | None = None
         self._hold_until_ns: float | None = None
@@ -96,17 +118,19 @@ class Step:
     @property
     def running(self) -> Sequence[Request]:
         """Requests that hold a slot, in admission order, as of the start of the step."""
-        return self._views.get("running") or self._view("running")
+        if self._running is None:
+            self._running = tuple(self._books().running)
+        return self._running
 
     @property
     def prefilling(self) -> Sequence[Request]:
         """Those of `running` that are not in `decoding`."""
-        return self._views.get("prefilling") or self._view("prefilling")
+        return View(self._prefilling)
 
     @property
     def decoding(self) -> Sequence[Request]:
         """Those of `running` that need exactly one token and have emitted one."""
-        return self._views.get("decoding") or self._view("decoding")
+        return View(self._decoding)
 
     @property
     def token_budget(self) -> int:
@@ -215,10 +239,7 @@ class Step:
         `swap` keeps its keys and values on the host; if the host pool is full, it becomes a counted `recompute`.
         """
         req, ledger = cast(EngineRequest, request), self._books()
-        self._own_decodes()
-        for name in ("running", "prefilling", "decoding"):
-            if name not in self._views:
-                self._view(name)
+        self._freeze()
         if req in self._admitted:
             self._take_back(req)
             ledger.withdraw(req)
@@ -246,11 +267,16 @@ class Step:
         self._books()
         self._hold_until_ns = math.inf if until is None else to_ns(until)
 
-    def close(self) -> None:
-        """The engine calls this when `schedule` returned: every further use is a PolicyError."""
+    def close(self) -> Decision:
+        """The engine calls this when `schedule` returned: the step is dead, every further use is a PolicyError."""
+        self._books()
         self._ledger = None
         self._budget = 0
         self._open = True
+        return Decision(
+            self._now_ns, self._prefills, self._decodes, self._decodes_at, self._admitted, self._preempted, self._refusals,
+            self._idle_until_ns, self._hold_until_ns,
+        )  # fmt: skip
 
     # -- how the verbs do it ------------------------------------------------------------------------------------------
 
@@ -310,12 +336,16 @@ class Step:
                 self._admitted.pop(req, None)
                 return
 
-    def _own_decodes(self) -> None:
-        """After a bulk grant `_decodes` is the cohort's own list; make it the step's before anything leaves it."""
-        if self._decodes is self._cohort.members and self._decodes:
+    def _freeze(self) -> None:
+        """Before anything leaves the engine's lists, keep them as they were at the start of the step."""
+        if isinstance(self._decoding, tuple):
+            return
+        self._running = tuple(self._books().running) if self._running is None else self._running
+        if self._decodes is self._cohort.members and self._decodes:  # a bulk grant refers to the cohort's own list
             self._decodes = list(self._decodes)
             for request in self._decodes:
                 request.step = self._index
+        self._prefilling, self._decoding = tuple(self._prefilling), tuple(self._decoding)
 
     def _decoding_only(self, request: Request) -> Request:
         if request._cadence is not self._cohort:
@@ -331,12 +361,6 @@ class Step:
         if any(req is victim for victim, _, _ in self._preempted):
             self._fail("was preempted in this step and cannot be granted in it", req)
         self._fail("a second grant in one step", req)
-
-    def _view(self, name: str) -> tuple[Request, ...]:
-        ledger = self._books()
-        members: Iterable[Request] = self._cohort.members if name == "decoding" else getattr(ledger, name)
-        view = self._views[name] = tuple(members)
-        return view
 
     def _books(self) -> Ledger:
         if self._ledger is None:

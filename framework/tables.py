@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
@@ -34,7 +35,7 @@ REQUESTS: Schema = {
     "priority": "int",
     "deadline_s": "time?",
     "slo": "text?",
-    "max_tokens": "int",
+    "max_tokens": "int?",
     "arrival_s": "time",
     "visible_s": "time",
     "first_scheduled_s": "time?",
@@ -67,7 +68,7 @@ STEPS: Schema = {
     "cached_blocks": "int",
     "copied_blocks": "int",
     "bound": "text?",
-    "scheduler_us": "real",
+    "scheduler_us": "real?",
 }
 DECISIONS: Schema = {
     "index": "int",
@@ -98,23 +99,33 @@ def to_columns(schema: Schema, flat: Flat) -> RawColumns:
 
 
 def to_json_lines(schema: Schema, flat: Flat) -> str:
-    """One JSON object a line, with the keys in the order of the schema."""
-    template = "{" + ",".join(f'"{name}":%s' for name in schema) + "}\n"
-    width = len(schema)
-    texts = list(flat)
-    for i, kind in enumerate(schema.values()):
-        if kind not in ("int", "real"):
-            texts[i::width] = _as_json(flat[i::width], kind)
-    return template * (len(flat) // width) % tuple(texts)
+    """One JSON object a line, with the keys in the order of the schema.
+
+    A column of one value throughout, as many are, becomes part of the line's template.
+    """
+    pieces: list[str] = []
+    varying: list[list[Any]] = []
+    for name, values in split(schema, flat).items():
+        first = values[0]
+        if first == values[-1] and values.count(first) == len(values):
+            text = str(_as_json([first], schema[name])[0]).replace("%", "%%")
+        else:
+            text = "%s"
+            varying.append(_as_json(values, schema[name]))
+        pieces.append(f'"{name}":{text}')
+    lines = ("{" + ",".join(pieces) + "}\n") * (len(flat) // len(schema))
+    return lines % tuple(chain.from_iterable(zip(*varying, strict=True)))
 
 
 def _as_json(values: list[Any], kind: str) -> list[Any]:
-    """Values of one column whose `str` is not yet their JSON."""
+    """Values of one column as objects whose `str` is their JSON."""
+    if kind == "int":
+        return values
     if kind == "text":
         return list(map(quote, values))
     if kind == "text?":
         return ["null" if v is None else quote(v) for v in values]
-    if kind == "int?":
+    if kind in ("int?", "real?"):
         return ["null" if v is None else v for v in values]
     assert kind in ("time", "time?")
     return ["null" if ns is None else ns / NS for ns in values]

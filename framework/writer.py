@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.logs import GzipLog
+from schedlab.framework.logs import GzipLog, log_path, partial_path
 from schedlab.framework.metrics import Measurement, empty_summary
-from schedlab.framework.parquet import convert_log, require_pyarrow
+from schedlab.framework.parquet import convert_log, parquet_path, require_pyarrow
 from schedlab.framework.reader import load_table
 from schedlab.framework.record import Recorder
 from schedlab.framework.tables import SCHEMAS, Columns, Flat, RunTables, to_json_lines
@@ -86,16 +86,17 @@ class RunWriter(Recorder):
 
     def fail(self, error: BaseException | str, status: str = "failed") -> None:
         """End a run that cannot go on: logs stay partial, result.json carries the error."""
-        self._close_run()
-        self.flush()
-        self._close_logs(whole=False)
+        if not self._ended:
+            self._close_run()
+            self.flush()
+            self._close_logs(whole=False)
         self._write_result(status, {"error": str(error) or type(error).__name__})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None and not self._ended:
+        if error is not None:
             self.fail(error, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     def _close_logs(self, *, whole: bool) -> None:
@@ -128,11 +129,9 @@ def _check_option(key: str, value: str, options: tuple[str, ...]) -> None:
 
 def _remove_results(directory: Path) -> None:
     """An earlier run's results must never be read as this one's."""
-    for table in SCHEMAS:
-        for path in directory.glob(f"{table}.*"):
-            path.unlink()
-    for name in ("result.json", "vllm_bench.json"):
-        (directory / name).unlink(missing_ok=True)
+    paths = [make(directory, table) for table in SCHEMAS for make in (log_path, partial_path, parquet_path)]
+    for path in (*paths, directory / "result.json", directory / "vllm_bench.json"):
+        path.unlink(missing_ok=True)
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -44,18 +44,13 @@ def attend(
     every row sees every key of the range and the range is whole tiles.
     """
     d_D = tl.arange(0, q_MD.shape[1])
+    in_head_D = d_D < HEAD_DIM
     for start in range(first_key, last_key, BLOCK_N):
         keys_N = start + tl.arange(0, BLOCK_N)
         exists_N = keys_N < context
-        if MASKED:
-            blocks_N = tl.load(table_ptr + keys_N // BLOCK_SIZE, mask=exists_N, other=0).to(tl.int64)
-        else:
-            blocks_N = tl.load(table_ptr + keys_N // BLOCK_SIZE).to(tl.int64)
+        blocks_N = tl.load(table_ptr + keys_N // BLOCK_SIZE, mask=exists_N, other=0).to(tl.int64)
         offsets_N = blocks_N * stride_block + (keys_N % BLOCK_SIZE) * stride_slot
-        if MASKED:
-            k_DN = tl.load(k_ptr + offsets_N[None, :] + d_D[:, None], mask=exists_N[None, :], other=0.0)
-        else:
-            k_DN = tl.load(k_ptr + offsets_N[None, :] + d_D[:, None])
+        k_DN = tl.load(k_ptr + offsets_N[None, :] + d_D[:, None], mask=exists_N[None, :] & in_head_D[:, None], other=0.0)
         scores_MN = dot(q_MD, k_DN.to(q_MD.dtype), tl.zeros([q_MD.shape[0], BLOCK_N], tl.float32))
         if softcap is None:
             to_log2 = qk_scale * LOG2_E
@@ -73,10 +68,7 @@ def attend(
         weights_MN = tl.exp2(scores_MN * to_log2 - base_M[:, None])
         decay_M = tl.exp2(peak_M - base_M)
         mass_M = mass_M * decay_M + tl.sum(weights_MN, 1)
-        if MASKED:
-            v_ND = tl.load(v_ptr + offsets_N[:, None] + d_D[None, :], mask=exists_N[:, None], other=0.0)
-        else:
-            v_ND = tl.load(v_ptr + offsets_N[:, None] + d_D[None, :])
+        v_ND = tl.load(v_ptr + offsets_N[:, None] + d_D[None, :], mask=exists_N[:, None] & in_head_D[None, :], other=0.0)
         acc_MD = dot(weights_MN, v_ND.to(q_MD.dtype), acc_MD * decay_M[:, None])
         peak_M = new_peak_M
     return acc_MD, peak_M, mass_M

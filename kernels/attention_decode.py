@@ -60,12 +60,11 @@ def _split_kernel(
     for split in range(start // SPLIT + tl.program_id(2), tl.cdiv(context, SPLIT), tl.num_programs(2)):
         first_key = tl.maximum(split * SPLIT, start)
         last_key = tl.minimum(split * SPLIT + SPLIT, context)
-        whole_key = first_key
         acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         peak_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
         mass_M = tl.zeros([BLOCK_M], tl.float32)
         acc_MD, peak_M, mass_M = attend(
-            q_MD, acc_MD, peak_M, mass_M, positions_M, whole_key, last_key, k_ptr, v_ptr, table_ptr, context,
+            q_MD, acc_MD, peak_M, mass_M, positions_M, first_key, last_key, k_ptr, v_ptr, table_ptr, context,
             qk_scale, window, softcap, stride_block, stride_slot, True, BLOCK_SIZE, HEAD_DIM, BLOCK_N,
         )  # fmt: skip
         out_MD, lse_M = finish(acc_MD, peak_M, mass_M)

@@ -10,8 +10,6 @@ in float32, or in float64 for float64 inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Scale: TypeAlias = float | Tensor | None
-"""Scale of a quantised cache: a number, or a tensor of no or one dimension (one scale a head)."""
+from schedlab.kernels.paged import Gathered, PagedSequence, Scale, groups, sequences
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 QUERY_TILE = 128
 """Query rows attended at once in prefill: keys beyond a tile's last row are never touched, and masks stay small."""
-GATHERED_KEYS = 2048
-"""Keys gathered at once for several sequences."""
 
 
 def rms_norm(
@@ -110,9 +105,8 @@ def prefill_attention(
     """
     result = torch.empty_like(q_THD) if out is None else out
     lse = q_THD.new_empty(q_THD.shape[:2], dtype=_wide(q_THD.dtype)) if return_lse else None
-    sequences = _sequences(query_starts_N1.tolist(), context_lens_N.tolist(), window)
-    for group in _groups(sequences):
-        keys = _Gathered(group, block_tables_NB, k_cache.shape[1])
+    for group in groups(sequences(query_starts_N1.tolist(), context_lens_N.tolist(), window)):
+        keys = Gathered(group, block_tables_NB, k_cache.shape[1])
         pairs = zip(keys.of(k_cache, q_THD.dtype, k_scale), keys.of(v_cache, q_THD.dtype, v_scale), strict=True)
         for sequence, (k_HCD, v_HCD) in zip(group, pairs, strict=True):
             rows = slice(sequence.start, sequence.stop)
@@ -146,8 +140,8 @@ def decode_attention(
         )  # fmt: skip
     result = torch.empty_like(q_NHD) if out is None else out
     q_N1KGD = q_NHD.reshape(len(q_NHD), 1, k_cache.shape[2], -1, q_NHD.shape[-1])
-    for group in _groups(_sequences(list(range(len(q_NHD) + 1)), context_lens_N.tolist(), window)):
-        keys = _Gathered(group, block_tables_NB, k_cache.shape[1])
+    for group in groups(sequences(list(range(len(q_NHD) + 1)), context_lens_N.tolist(), window)):
+        keys = Gathered(group, block_tables_NB, k_cache.shape[1])
         attended = [
             F.scaled_dot_product_attention(q, k[None], v[None], scale=scale)
             for q, k, v in zip(
@@ -219,90 +213,11 @@ def _candidates(scores_V: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Ten
     return scores_K, ids_K
 
 
-class _Sequence(NamedTuple):
-    """Rows `start..stop` of the queries, which see keys from position `first_key` to `context`."""
-
-    index: int
-    start: int
-    stop: int
-    first_key: int
-    context: int
-
-    @property
-    def first_row(self) -> int:
-        """Position of the first query; negative if there are more queries than keys."""
-        return self.context - (self.stop - self.start)
-
-
-def _sequences(starts: list[int], contexts: list[int], window: int | None) -> list[_Sequence]:
-    """Where each sequence's queries and the keys that any of them sees are."""
-    sequences = []
-    for n, context in enumerate(contexts):
-        num_rows = starts[n + 1] - starts[n]
-        first_key = 0 if window is None else max(0, context - num_rows - window + 1)
-        sequences.append(_Sequence(n, starts[n], starts[n + 1], first_key if num_rows else context, context))
-    return sequences
-
-
-def _groups(sequences: list[_Sequence]) -> Iterator[list[_Sequence]]:
-    """Neighbours whose keys are gathered by one call: few enough to be in the processor's cache when they are read."""
-    group: list[_Sequence] = []
-    keys = 0
-    for sequence in sequences:
-        if group and keys + sequence.context - sequence.first_key > GATHERED_KEYS:
-            yield group
-            group, keys = [], 0
-        group.append(sequence)
-        keys += sequence.context - sequence.first_key
-    if group:
-        yield group
-
-
-class _Gathered:
-    """The blocks of a group of sequences, and where in them each one's keys lie.
-
-    What lies beyond a sequence's keys is cut off, never masked: it may hold anything, and 0 * NaN is NaN.
-    """
-
-    def __init__(self, group: list[_Sequence], block_tables_NB: Tensor, block_size: int) -> None:
-        tables_GB = block_tables_NB[group[0].index : group[-1].index + 1]
-        firsts = [s.first_key // block_size for s in group]
-        stops = [-(-s.context // block_size) for s in group]
-        columns_B = torch.arange(tables_GB.shape[1])
-        used_GB = (columns_B >= torch.tensor(firsts)[:, None]) & (columns_B < torch.tensor(stops)[:, None])
-        self._blocks = tables_GB[used_GB]
-        self._cuts: list[int] = []
-        for s, first, stop in zip(group, firsts, stops, strict=True):
-            lead = s.first_key - first * block_size
-            self._cuts += [lead, s.context - s.first_key, stop * block_size - s.context]
-
-    def of(self, cache: Tensor, dtype: torch.dtype, scale: Scale) -> Sequence[Tensor]:
-        """Each sequence's rows of one cache, [Hkv, C, D]; a view if the blocks are consecutive, else a copy."""
-        first, count = int(self._blocks[0]) if len(self._blocks) else 0, len(self._blocks)
-        if torch.equal(self._blocks, torch.arange(first, first + count)):
-            pages = cache[first : first + count]
-        else:
-            pages = cache.index_select(0, self._blocks)
-        rows_CHD = _dequantised(pages.flatten(0, 1), dtype, scale)
-        return rows_CHD.transpose(0, 1).split_with_sizes(self._cuts, dim=1)[1::3]
-
-
-def _dequantised(rows_CHD: Tensor, dtype: torch.dtype, scale: Scale) -> Tensor:
-    rows_CHD = rows_CHD.to(dtype)
-    return rows_CHD if scale is None else rows_CHD * _per_head(scale, rows_CHD)
-
-
-def _per_head(scale: float | Tensor, like: Tensor) -> Tensor:
-    """The scale in `like`'s dtype, shaped to multiply [.., H, D]."""
-    tensor = torch.as_tensor(scale, dtype=like.dtype)
-    return tensor.unsqueeze(-1) if tensor.ndim else tensor
-
-
 def _attend_sequence(
     q_LHD: Tensor,
     keys_HCD: Tensor,
     values_HCD: Tensor,
-    sequence: _Sequence,
+    sequence: PagedSequence,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -378,7 +293,7 @@ def _explicit(
 
 def _write(cache: Tensor, slots_T: Tensor, rows_THD: Tensor, scale: Scale) -> None:
     if scale is not None:
-        rows_THD = rows_THD / _per_head(scale, rows_THD)
+        rows_THD = rows_THD / float(scale)
     if cache.dtype.itemsize == 1:
         limit = torch.finfo(cache.dtype).max
         rows_THD = rows_THD.clamp(-limit, limit)  # a cast beyond the range would give NaN

@@ -38,7 +38,6 @@ class PrefixReuse(Policy):
             )
 
     def schedule(self, step: Step) -> None:
-        self._rank(step)
         before = step.token_budget
         undisturbed = decode_all(step, self.preempt_mode, self.chunk_size)
         room = min(self.chunk_size, before) - (before - step.token_budget)
@@ -56,6 +55,7 @@ class PrefixReuse(Policy):
             heappush(self._heap, (key, self._pushes, request))
 
     def _admit(self, step: Step, room: int) -> int:
+        self._rank(step)  # after the decodes, whose blocks may have evicted what a waiting request counted on
         taken: list[tuple[float, int, Request]] = []
         granted = admit(step, self._best_first(step, taken), room)
         for entry in taken:  # an admitted request leaves the heap when it is met again

@@ -105,10 +105,14 @@ class Constant(Renewal):
 
 @dataclass
 class AllAtOnce:
-    """Everything at time 0, as in offline throughput."""
+    """Everything at time 0, as in offline throughput: `count` requests, or as many as the workload has."""
+
+    count: int | None = None
 
     def times(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        while True:
+        if self.count is not None:
+            yield np.zeros(self.count)
+        while self.count is None:
             yield np.zeros(CHUNK)
 
 

@@ -6,7 +6,7 @@ Knows no file format. Memory is the columns themselves: they grow in place and a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,9 +15,12 @@ import numpy as np
 
 from schedlab.framework.errors import TraceError
 from schedlab.workloads.files import sha256
+from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch
 from schedlab.workloads.trace import BlockIds, Labels, Provenance, Trace
 from schedlab.workloads.values import IdInterner
+
+Columns = Mapping[str, "np.ndarray | Sequence[str | None]"]
 
 
 class Builder:
@@ -78,6 +81,8 @@ class Builder:
         if not self.rows:
             raise TraceError(f"{path}: has no rows")
         columns: dict[str, object] = {}
+        if "arrival_ns" not in self._numbers:  # lengths only
+            columns |= {"arrival_ns": np.zeros(self.rows, np.int64), "stamped": np.zeros(self.rows, bool)}
         for name, numbers in self._numbers.items():
             _pad(numbers, self.rows)
             view = np.frombuffer(numbers, dtype=np.int64)
@@ -93,6 +98,22 @@ class Builder:
         np.cumsum(np.frombuffer(self._id_counts, dtype=np.int64), out=offsets[1:])
         widths = np.frombuffer(self._id_widths, dtype=np.int64) if len(self._id_widths) else None
         return BlockIds(offsets, np.frombuffer(self._id_values, dtype=np.int64), width, widths)
+
+
+def build(
+    path: Path, format: str, batches: Iterable[Batch], columns: Callable[[Batch], Columns], known: Iterable[str]
+) -> Trace:
+    """A trace without block ids: what `columns` makes of each batch. Keys not `known` are said to be ignored."""
+    builder, seen = Builder(), set[str]()
+    for batch in batches:
+        seen |= batch.keys
+        builder.add(len(batch), source_row=batch.rows(), **columns(batch))
+    return ignoring(builder.trace(path, format), seen - set(known))
+
+
+def ignoring(trace: Trace, keys: Iterable[str]) -> Trace:
+    names = ", ".join(sorted(keys))
+    return trace.assuming(f"ignored: {names}") if names else trace
 
 
 def _pad(column: array[int], rows: int, value: int = -1) -> None:
@@ -124,21 +145,45 @@ def _fitting_widths(found: int, prompt: int, floor: bool) -> str:
     return f"block sizes {low} to {high} would fit" if low < high else f"block size {low} would fit"
 
 
-def finish(trace: Trace, *, keep_failed: bool = False, strict: bool = False, wall_clock: bool = False) -> Trace:
-    """A reader's last step: failures counted, order checked, turns linked, time from the first kept row."""
-    trace = trace.where(trace.prompt_tokens > 0, empty_prompt=0)
-    if not keep_failed:
+def finish(trace: Trace, options: ReadOptions, *, wall_clock: bool = False, by_session: bool = False) -> Trace:
+    """A reader's last step: failures counted, order checked, turns linked, time from the first kept row.
+
+    `by_session` files bring one session after another, so that their order is no sign of a fault.
+    """
+    trace = link_turns(skip_failures(trace, options))
+    trace = replace(trace, provenance=replace(trace.provenance, wall_clock=wall_clock))
+    backwards = np.flatnonzero(np.diff(trace.arrival_ns) < 0)
+    if len(backwards) and by_session:
+        return rebase(replace(trace.sorted(), provenance=trace.provenance))
+    if len(backwards) and options.strict:
+        row = trace.source_row[backwards[0] + 1]
+        raise TraceError(f"{trace.provenance.path}: row {row} arrives before the row above it; strict forbids it")
+    return rebase(trace.sorted())
+
+
+def skip_failures(trace: Trace, options: ReadOptions) -> Trace:
+    """Without rows that have no prompt, nor (unless kept) those that have no output; both counted."""
+    if not options.keep_empty:
+        trace = trace.where(trace.prompt_tokens > 0, empty_prompt=0)
+    if not (options.keep_failed or options.keep_empty):
         trace = trace.where(~trace.failed, no_output=0)
     if not len(trace):
         skipped = ", ".join(f"{n} {name}" for name, n in trace.provenance.counts.items())
         raise TraceError(f"{trace.provenance.path}: no row with a prompt and an output is left ({skipped})")
-    trace = link_turns(trace)
-    backwards = np.flatnonzero(np.diff(trace.arrival_ns) < 0)
-    if strict and len(backwards):
-        row = trace.source_row[backwards[0] + 1]
-        raise TraceError(f"{trace.provenance.path}: row {row} arrives before the row above it; strict forbids it")
-    ordered = trace.sorted()
-    return rebase(ordered.with_columns(provenance=replace(ordered.provenance, wall_clock=wall_clock)))
+    return trace
+
+
+def think_from_gaps(trace: Trace, service_ns: np.ndarray) -> np.ndarray:
+    """Think times of turns: distance from the turn before less its service time, at least 0; -1 where that is unknown.
+
+    `service_ns` is int64 [N], -1 where a request's duration is not known.
+    """
+    previous = previous_turns(trace)
+    known = (previous >= 0) & (service_ns[previous] >= 0)
+    think = np.full(len(trace), -1, dtype=np.int64)
+    gap = trace.arrival_ns - trace.arrival_ns[previous]
+    think[known] = np.maximum(gap - service_ns[previous], 0)[known]
+    return think
 
 
 def rebase(trace: Trace) -> Trace:
@@ -150,23 +195,45 @@ def rebase(trace: Trace) -> Trace:
     return trace.with_columns(arrival_ns=trace.arrival_ns - zero, provenance=moved)
 
 
-def link_turns(trace: Trace) -> Trace:
-    """Numbers the turns of each session and ties those with a think time to the turn before.
+def previous_turns(trace: Trace) -> np.ndarray:
+    """Index of the turn before in each row's session, int64 [N]; -1 for first turns and rows without a session.
 
     Turns stand in the order of `turn` where the file has it, else of arrival where all are stamped, else of the file.
     """
-    if trace.session is None:
-        return trace
     n = len(trace)
+    previous = np.full(n, -1, dtype=np.int64)
+    if trace.session is None:
+        return previous
     key = trace.turn if trace.turn is not None else trace.arrival_ns if trace.stamped is None else np.zeros(n, np.int64)
     order = np.lexsort((np.arange(n), key, trace.session.codes))
     codes = trace.session.codes[order]
-    follows = np.concatenate([[False], (codes[1:] == codes[:-1]) & (codes[1:] >= 0)])
-    starts = np.maximum.accumulate(np.where(follows, 0, np.arange(n)))
-    turn, after = np.empty(n, np.int64), np.full(n, -1, dtype=np.int64)
-    turn[order] = np.arange(n) - starts
-    after[order[follows]] = order[np.flatnonzero(follows) - 1]
-    return _place_unstamped(replace(trace, turn=turn), after)
+    follows = np.flatnonzero((codes[1:] == codes[:-1]) & (codes[1:] >= 0)) + 1
+    previous[order[follows]] = order[follows - 1]
+    return previous
+
+
+def link_turns(trace: Trace) -> Trace:
+    """Numbers the turns of each session from 0, and ties those with a think time to the turn before.
+
+    Ties that the file brings itself (`after`) are kept.
+    """
+    previous = previous_turns(trace)
+    if trace.session is not None:
+        backwards = np.flatnonzero((previous >= 0) & (trace.arrival_ns < trace.arrival_ns[previous]))
+        if trace.turn is not None and trace.stamped is None and len(backwards):
+            row = trace.source_row[backwards[0]]
+            raise TraceError(f"{trace.provenance.path}: row {row} is a later turn of its session, but arrives earlier")
+        trace = replace(trace, turn=_depth(previous, trace.session.codes))
+    return _place_unstamped(trace, previous if trace.after is None else trace.after)
+
+
+def _depth(previous: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """How many turns precede each row, -1 outside sessions; by pointer doubling, so that long sessions cost little."""
+    depth, jump = (previous >= 0).astype(np.int64), previous.copy()
+    while (jump >= 0).any():
+        depth += np.where(jump >= 0, depth[jump], 0)
+        jump = np.where(jump >= 0, jump[jump], -1)
+    return np.where(codes < 0, -1, depth)
 
 
 def _place_unstamped(trace: Trace, previous: np.ndarray) -> Trace:
@@ -180,12 +247,15 @@ def _place_unstamped(trace: Trace, previous: np.ndarray) -> Trace:
     stamped = trace.stamped.astype(bool)
     if stamped.all():
         return replace(trace, stamped=None)
-    arrival = trace.arrival_ns.copy()
-    assert trace.turn is not None
+    arrival = np.maximum(trace.arrival_ns, 0)
     missing = np.flatnonzero(~stamped)
-    for row in missing[np.argsort(trace.turn[missing], kind="stable")].tolist():
+    if trace.turn is not None:
+        missing = missing[np.argsort(trace.turn[missing], kind="stable")]
+    for row in missing.tolist():
         before = -1 if trace.after is None else int(trace.after[row])
         if before < 0 or trace.think_ns is None:
+            if not stamped.any():  # a trace of lengths: every session may begin at any time
+                continue
             where = f"{trace.provenance.path}: row {trace.source_row[row]}"
             raise TraceError(f"{where} has neither an arrival time nor a delay after a previous turn")
         arrival[row] = arrival[before] + trace.think_ns[row]

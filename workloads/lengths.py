@@ -45,7 +45,9 @@ class Uniform:
                 raise ConfigError(f"Uniform.{name}=[{low}, {high}], expected 1 <= low <= high")
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        return rng.integers(*self.prompt, n, endpoint=True), rng.integers(*self.output, n, endpoint=True)
+        (prompt_low, prompt_high), (output_low, output_high) = self.prompt, self.output
+        prompt = rng.integers(prompt_low, prompt_high, n, endpoint=True)
+        return prompt, rng.integers(output_low, output_high, n, endpoint=True)
 
 
 @dataclass

@@ -49,11 +49,14 @@ def _times(ns: np.ndarray, scale: float) -> np.ndarray:
 
 
 def untie(trace: Trace) -> Trace:
-    """Every turn at its recorded arrival, whether or not the turn before it has ended."""
+    """Every turn at its recorded arrival, whether or not the turn before it has ended.
+
+    Without block ids the turns of a session then share nothing: what a prompt contains is not there yet.
+    """
     if trace.stamped is not None and not trace.stamped.all():
         row = trace.source_row[np.argmin(trace.stamped)]
         raise ConfigError(f"{trace.name}: row {row} has no recorded arrival; it can only follow a turn (sessions=tied)")
-    return replace(trace, after=None, think_ns=None)
+    return replace(trace, after=None, think_ns=None, grows=None)
 
 
 def grow_sessions(trace: Trace) -> Trace:

@@ -18,6 +18,7 @@ import numpy as np
 from schedlab.framework.content import Content, IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.framework.request import SLO, EngineRequest, SamplingParams
+from schedlab.framework.source import Source
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.trace import BlockIds, Labels, Trace
 
@@ -286,3 +287,20 @@ class SessionSource:
         assert think is not None
         for child in self._children(row):
             self._push(child, now_ns + int(think[child]), request)
+
+
+class Until:
+    """A source that ends: what would arrive at or after `stop_ns` is not offered any more."""
+
+    def __init__(self, source: Source, stop_ns: int) -> None:
+        self._source, self._stop_ns = source, stop_ns
+
+    def peek(self) -> int | None:
+        due = self._source.peek()
+        return due if due is not None and due < self._stop_ns else None
+
+    def pop(self, now_ns: int) -> list[EngineRequest]:
+        return self._source.pop(min(now_ns, self._stop_ns - 1))
+
+    def finished(self, request: EngineRequest, now_ns: int) -> None:
+        self._source.finished(request, now_ns)

@@ -7,9 +7,9 @@ Times are integer nanoseconds from the trace's own zero; in an optional column -
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -288,3 +288,39 @@ def _same_ids(a: BlockIds, b: BlockIds) -> bool:
         pairs.append((a.widths, b.widths))
     return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
 
+
+
+def concatenate(parts: Sequence[Trace]) -> Trace:
+    """One trace of several, in the order given; columns that some lack are "none" there. Links are not carried over."""
+    assert parts, "nothing to concatenate"
+    first = parts[0]
+    names = dict.fromkeys(name for part in parts for name, _ in part.columns() if name != "after")
+    columns = {name: _join(name, parts) for name in names}
+    classes = {name: slo for part in parts for name, slo in part.slo_classes.items()}
+    return Trace(name=first.name, provenance=first.provenance, slo_classes=classes, **columns)  # type: ignore[arg-type]
+
+
+def _join(name: str, parts: Sequence[Trace]) -> np.ndarray | Labels | BlockIds:
+    sample = next(c for part in parts if (c := getattr(part, name)) is not None)
+    if isinstance(sample, Labels):
+        return Labels.of(v for part in parts for v in (getattr(part, name) or [None] * len(part)))
+    columns: list[Any] = [
+        _absent(name, sample, len(part)) if (c := getattr(part, name)) is None else c for part in parts
+    ]
+    return _join_ids(columns) if isinstance(sample, BlockIds) else np.concatenate(columns)
+
+
+def _absent(name: str, like: Any, rows: int) -> np.ndarray | BlockIds:
+    """What a column that a trace lacks says of each of its rows."""
+    if isinstance(like, BlockIds):
+        return BlockIds(np.zeros(rows + 1, dtype=np.int64), np.empty(0, dtype=np.int64), like.width)
+    return np.full(rows, {"stamped": True, "grows": False, "priority": 0}.get(name, -1), dtype=like.dtype)
+
+
+def _join_ids(parts: Sequence[BlockIds]) -> BlockIds:
+    assert len({part.width for part in parts if len(part.values)}) <= 1, "block ids of different widths"
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([part.counts for part in parts]))])
+    widths = None
+    if any(part.widths is not None for part in parts):
+        widths = np.concatenate([part.widths for part in parts if part.widths is not None])
+    return BlockIds(offsets, np.concatenate([part.values for part in parts]), parts[0].width, widths)

@@ -63,20 +63,24 @@ def counts(values: Sequence[Any]) -> np.ndarray:
     return parse_each(values, parse_count, f"a token count from 0 to {MAX_TOKENS}")
 
 
-def integers(values: Sequence[Any], low: int = 0, high: int = MAX_TOKENS) -> np.ndarray:
-    """Whole numbers within [low, high], int64; None reads as -1."""
+def integers(values: Sequence[Any], low: int = 0, high: int = MAX_TOKENS, absent: int = -1) -> np.ndarray:
+    """Whole numbers within [low, high], int64; None and empty cells read as `absent`."""
 
     def parse(value: Any) -> int:
-        return -1 if value is None or value == "" else _within(int(exact(value)), low, high)
+        return absent if value is None or value == "" else _within(_whole(value), low, high)
 
     return parse_each(values, parse, f"a whole number from {low} to {high}")
 
 
 def parse_count(value: Any) -> int:
+    return _within(_whole(value), 0, MAX_TOKENS)
+
+
+def _whole(value: Any) -> int:
     number = exact(value)
     if number != int(number):
         raise ValueError
-    return _within(int(number), 0, MAX_TOKENS)
+    return int(number)
 
 
 def times(values: Sequence[Any], unit_ns: int) -> np.ndarray:

@@ -5,7 +5,7 @@ Knows the order in which options apply; the work is done in readers/, select.py,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -17,9 +17,10 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO, to_ns
 from schedlab.framework.source import Source
 from schedlab.workloads import select
-from schedlab.workloads.readers import ReadOptions, read
-from schedlab.workloads.source import SessionSource, StreamSource, Terms
-from schedlab.workloads.trace import Trace
+from schedlab.workloads.options import ReadOptions
+from schedlab.workloads.readers import read
+from schedlab.workloads.source import SessionSource, StreamSource, Terms, Until
+from schedlab.workloads.trace import Provenance, Trace
 
 EMBEDDED = "embedded:"
 
@@ -39,8 +40,64 @@ class Workload(Protocol):
         """One line: requests, span, mean rate, and what was assumed or left out."""
 
 
-@dataclass
-class Recorded:
+@dataclass(kw_only=True)
+class Offered:
+    """What every workload has: what its requests carry beside their lengths, and how they reach the engine.
+
+    max_tokens   : cap on every output, null for the model's limit
+    slo_classes  : named objectives that rows or clients may refer to
+    preparation_s, delivery_s : constant stages before a request is visible and after its last token
+    stop_after_s : nothing arrives from then on
+    """
+
+    name: str
+    max_tokens: int | None = None
+    slo_classes: Mapping[str, SLO] = field(default_factory=dict)
+    preparation_s: float = 0.0
+    delivery_s: float = 0.0
+    stop_after_s: float | None = None
+
+    def load(self, seed: int = 0) -> Trace:
+        """All requests, in memory."""
+        raise NotImplementedError
+
+    def parts(self, seed: int) -> Iterable[Trace] | None:
+        """The requests in parts that are made as they are needed; None where they must be known at once."""
+        return None
+
+    def source(
+        self, max_model_len: int, slo: SLO | None = None, seed: int = 0, *,
+        prompt_seed: int = 0, vocab_size: int | None = None, trace: Trace | None = None,
+    ) -> Source:  # fmt: skip
+        """The source of one run. `trace` saves loading again where `load(seed)` was called before.
+
+        `slo` judges rows that name no class. `vocab_size` is the executor's, where it has tokens.
+        """
+        parts = self.parts(seed) if trace is None else None
+        if parts is None:
+            trace = self.load(seed) if trace is None else trace
+            source = make_source(trace, self.terms(slo, prompt_seed, vocab_size, trace.provenance))
+        else:
+            source = StreamSource(parts, self.terms(slo, prompt_seed, vocab_size))
+        return source if self.stop_after_s is None else Until(source, to_ns(self.stop_after_s))
+
+    def terms(
+        self, slo: SLO | None, prompt_seed: int, vocab_size: int | None, provenance: Provenance | None = None
+    ) -> Terms:
+        own_seed = provenance.prompt_seed if provenance else None
+        return Terms(
+            slo=slo, slo_classes=self.slo_classes, max_tokens=self.max_tokens,
+            prompt_seed=prompt_seed if own_seed is None else own_seed, vocab_size=vocab_size,
+            preparation_ns=to_ns(self.preparation_s), delivery_ns=to_ns(self.delivery_s),
+        )  # fmt: skip
+
+    def describe(self, seed: int = 0, trace: Trace | None = None) -> str:
+        """One line: requests, span, mean rate, and what was assumed or left out."""
+        return describe(self.load(seed) if trace is None else trace)
+
+
+@dataclass(kw_only=True)
+class Recorded(Offered):
     """A recorded trace.
 
     path, format, obtain : the file (`embedded:NAME` for one in the package), its format (None: by its keys), and where
@@ -51,13 +108,10 @@ class Recorded:
     time_scale    : multiplies recorded times: 0.5 is twice as fast; think_scale: think times, null as time_scale
     sessions      : `tied` turns wait for the turn before where the trace has a think time, `recorded` ones do not
     turns_contain_output : declares that a turn's prompt contains the turn before and its output (traces without ids)
-    max_tokens    : cap on every output, null for the model's limit
-    slo_classes   : named objectives that rows may refer to
-    preparation_s, delivery_s : constant stages before a request is visible and after its last token
     """
 
-    path: str | None = None
     name: str = "trace"
+    path: str | None = None
     format: str | None = None
     obtain: str = ""
     time_unit: str | None = None
@@ -73,10 +127,6 @@ class Recorded:
     think_scale: float | None = None
     sessions: Literal["tied", "recorded"] = "tied"
     turns_contain_output: bool = False
-    max_tokens: int | None = None
-    slo_classes: Mapping[str, SLO] = field(default_factory=dict)
-    preparation_s: float = 0.0
-    delivery_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.sessions not in ("tied", "recorded"):
@@ -123,25 +173,6 @@ class Recorded:
         if self.turns_contain_output:
             trace = select.grow_sessions(trace)
         return trace
-
-    def source(
-        self, max_model_len: int, slo: SLO | None = None, seed: int = 0, *,
-        prompt_seed: int = 0, vocab_size: int | None = None, trace: Trace | None = None,
-    ) -> Source:  # fmt: skip
-        """The source of one run. `trace` saves reading the file again where `load(seed)` was called before."""
-        trace = self.load(seed) if trace is None else trace
-        return make_source(trace, self.terms(trace, slo, prompt_seed, vocab_size))
-
-    def terms(self, trace: Trace, slo: SLO | None, prompt_seed: int, vocab_size: int | None) -> Terms:
-        recorded_seed = trace.provenance.prompt_seed
-        return Terms(
-            slo=slo, slo_classes=self.slo_classes, max_tokens=self.max_tokens,
-            prompt_seed=prompt_seed if recorded_seed is None else recorded_seed, vocab_size=vocab_size,
-            preparation_ns=to_ns(self.preparation_s), delivery_ns=to_ns(self.delivery_s),
-        )  # fmt: skip
-
-    def describe(self, seed: int = 0, trace: Trace | None = None) -> str:
-        return describe(self.load(seed) if trace is None else trace)
 
 
 def make_source(trace: Trace, terms: Terms) -> Source:

@@ -188,10 +188,10 @@ def fit(points: Sequence[Point]) -> Coefficients:
     non-negative least-squares problem; the ridge with the least loss is taken.
     """
     durations = np.array([point.duration_ns for point in points], dtype=float)
-    tokens = np.array([point.work.tokens for point in points], dtype=float)
+    amounts = np.array([astuple(point.work) for point in points], dtype=float)
     best_loss, best = np.inf, Coefficients()
-    for ridge in _candidate_ridges(tokens):
-        rates, loss = robust_rates(design_matrix(points, ridge), durations)
+    for ridge in _candidate_ridges(float(amounts[:, 0].max())):
+        rates, loss = robust_rates(design_matrix(amounts, ridge), durations)
         if loss < best_loss * (1 - 1e-9):
             best_loss = loss
             values: dict[str, Any] = dict(zip(RATES, map(float, rates), strict=True))
@@ -199,16 +199,17 @@ def fit(points: Sequence[Point]) -> Coefficients:
     return best
 
 
-def _candidate_ridges(tokens: np.ndarray) -> list[float]:
+def _candidate_ridges(most_tokens: float) -> list[float]:
     """0 and a geometric grid of quarter octaves inside the measured range."""
-    grid = 2.0 ** np.arange(0, np.log2(max(tokens.max(), 2.0)), 0.25)
-    return [0.0, *map(float, grid)]
+    return [0.0, *map(float, 2.0 ** np.arange(0, np.log2(max(most_tokens, 2.0)), 0.25))]
 
 
-def design_matrix(points: Sequence[Point], ridge: float) -> np.ndarray:
-    """float64 [points, rates]: what each rate is multiplied by, in the order of `RATES`."""
-    columns = np.array([astuple(point.work) for point in points], dtype=float).T
-    tokens, rows, decodes, prefills, pairs, keys, decode_keys, copied = columns
+def design_matrix(amounts: np.ndarray, ridge: float) -> np.ndarray:
+    """float64 [points, rates]: what each rate is multiplied by, in the order of `RATES`.
+
+    `amounts` is float64 [points, fields of `Work`].
+    """
+    tokens, rows, decodes, prefills, pairs, keys, decode_keys, copied = amounts.T
     beyond = np.maximum(tokens - ridge, 0.0)
     factors = (
         tokens > 0, decodes + prefills, prefills, tokens, beyond, rows > 0, rows, pairs, keys, decode_keys, copied > 0,
@@ -242,6 +243,8 @@ def robust_rates(
 
 def nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """x >= 0 of least |a x - b| (Lawson, Hanson: Solving Least Squares Problems, 1974, algorithm 23.10)."""
+    q, a = np.linalg.qr(a)
+    b = q.T @ b
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale

@@ -18,12 +18,13 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, KVCache, RaggedBatch
-from schedlab.framework.model.linear import plain
-from schedlab.framework.model.memory import available_bytes, gib
+from schedlab.framework.model.linear import plain, tiled
+from schedlab.framework.model.memory import available_bytes, readable
 from schedlab.framework.model.sampling import sampling_tensors
-from schedlab.framework.model.weights import load_weights, random_weights
+from schedlab.framework.model.weights import Weights, load_weights, random_weights
 from schedlab.framework.request import EngineRequest
 from schedlab.kernels.dispatch import kernels
+from schedlab.kernels.torch_invariant import INVARIANT
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
@@ -33,6 +34,7 @@ class ModelExecutor:
 
     `dtype` is what weights, activations and KV cache are held in; norms, rotation, softmax and logits are float32 at
     least. `num_threads` sets torch's threads for the whole process. `sampling_seed` seeds requests that bring no seed.
+    `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
     """
 
     needs_inputs = True
@@ -51,6 +53,8 @@ class ModelExecutor:
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"model.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
+        if batch_invariant and device != "cpu":
+            raise ConfigError(f"engine.batch_invariant: expected false on {device}; it is made for the cpu")
         torch.set_num_threads(num_threads)
         self.config = config
         self.vocab_size = config.vocab_size
@@ -58,21 +62,28 @@ class ModelExecutor:
         self._dtype: torch.dtype = DTYPES[dtype]
         self._device = torch.device(device)
         self._sampling_seed = sampling_seed
-        self._kernels = kernels(self._device)
-        weights = random_weights(config, seed, self._dtype) if path is None else load_weights(config, path, self._dtype)
-        self._decoder = Decoder(config, weights, self._kernels, plain)
+        self._kernels = INVARIANT if batch_invariant else kernels(self._device)
+        self._decoder = Decoder(config, self._weights(path, seed), self._kernels, tiled if batch_invariant else plain)
         self._kv = torch.empty(0)
         self._host_kv = torch.empty(0)
         self.kv_caches: list[KVCache] = []
 
+    def _weights(self, path: str | Path | None, seed: int) -> Weights:
+        count = self.config.num_parameters()
+        self._require(count * self._dtype.itemsize, f"model: {count:,} parameters in {str(self._dtype)[6:]} need")
+        if path is None:
+            return random_weights(self.config, seed, self._dtype, self._device)
+        return load_weights(self.config, path, self._dtype, self._device)
+
+    def _require(self, needed: int, said: str) -> None:
+        if needed > (available := available_bytes(self._device)):
+            raise ConfigError(f"{said} {readable(needed)}, found {readable(available)} available")
+
     def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
         """Reserve [layers, K and V, blocks, block_size, Hkv, D] on the device, and as much for the host's blocks."""
         needed = (num_blocks + num_host_blocks) * self.block_bytes(block_size)
-        if needed > (available := available_bytes(self._device)):
-            raise ConfigError(
-                f"engine.num_blocks: {num_blocks} blocks and {num_host_blocks} host blocks of {block_size} tokens need "
-                f"{gib(needed)} of KV memory, found {gib(available)} available"
-            )
+        blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks"
+        self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need")
         config = self.config
         row = (block_size, config.num_key_value_heads, config.head_dim)
         shape = (config.num_hidden_layers, 2)

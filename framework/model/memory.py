@@ -16,8 +16,8 @@ def available_bytes(device: torch.device) -> int:
     return min(_free_ram(), _cgroup_rest())
 
 
-def gib(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB"
+def readable(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 def _free_ram(meminfo: Path = Path("/proc/meminfo")) -> int:

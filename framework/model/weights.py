@@ -21,6 +21,7 @@ from schedlab.framework.errors import ModelError
 from schedlab.framework.model.config import ModelConfig, read_json
 
 Shape = tuple[int, ...]
+CPU = torch.device("cpu")
 
 _DERIVED = "rotary_emb.inv_freq"
 """Old Llama checkpoints store this table, which follows from the config."""
@@ -51,7 +52,7 @@ class Weights:
     lm_head_VH: Tensor
 
 
-def load_weights(config: ModelConfig, directory: str | Path, dtype: torch.dtype) -> Weights:
+def load_weights(config: ModelConfig, directory: str | Path, dtype: torch.dtype, device: torch.device = CPU) -> Weights:
     """Read a checkpoint of one or several safetensors files.
 
     ModelError for a missing or unreadable file, a missing tensor, one of another shape, or one that nobody asked for.
@@ -60,13 +61,13 @@ def load_weights(config: ModelConfig, directory: str | Path, dtype: torch.dtype)
         checkpoint = _Checkpoint(Path(directory), stack)
         shapes = dict(tensor_shapes(config))
         checkpoint.check(shapes, config)
-        return _assemble(config, lambda name: checkpoint.read(name, dtype))
+        return _assemble(config, lambda name: checkpoint.read(name).to(device, dtype))
 
 
-def random_weights(config: ModelConfig, seed: int, dtype: torch.dtype) -> Weights:
+def random_weights(config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device = CPU) -> Weights:
     """Weights drawn for each tensor from (seed, its name): the same in any process and for any order of drawing."""
     shapes = dict(tensor_shapes(config))
-    return _assemble(config, lambda name: _draw(name, shapes[name], seed).to(dtype))
+    return _assemble(config, lambda name: _draw(name, shapes[name], seed).to(device, dtype))
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -177,11 +178,11 @@ class _Checkpoint:
         if not torch.equal(self._files[head].get_tensor(head), self._files[embed].get_tensor(embed)):
             raise ModelError(f"{self._directory}: tensor {head}: expected {embed} (tied), found other values")
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str) -> Tensor:
         tensor: Tensor = self._files[name].get_tensor(name)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise ModelError(f"{self._directory}: tensor {name}: expected bf16, fp16 or fp32, found {tensor.dtype}")
-        return tensor.to(dtype)
+        return tensor
 
 
 def _open(path: Path) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from schedlab.experiments import engines
     from schedlab.experiments.api import RunResult, run
     from schedlab.framework.policy import Policy
     from schedlab.framework.request import SLO, SamplingParams
@@ -19,10 +20,13 @@ _EXPORTS = {
     "SLO": "schedlab.framework.request",
     "SamplingParams": "schedlab.framework.request",
 }
-__all__ = ["SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "run"]
+_MODULES = {"engines": "schedlab.experiments.engines"}
+__all__ = ["SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "engines", "run"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _EXPORTS:
         raise AttributeError(f"module 'schedlab' has no attribute {name!r}")
     return getattr(import_module(_EXPORTS[name]), name)

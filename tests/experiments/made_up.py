@@ -15,7 +15,9 @@ MEASUREMENT = Measurement(max_num_seqs=8, num_blocks=64, slo=SLO("default", ttft
 
 
 def request(row: int, ttft_ms: int = 100, gap_ms: int = 20, tokens: int = 4) -> EngineRequest:
-    made = EngineRequest(f"r{row}", row * 50 * MS, 32, UniqueContent(row), recorded_output_tokens=tokens, source_row=row)
+    made = EngineRequest(
+        f"r{row}", row * 50 * MS, 32, UniqueContent(row), recorded_output_tokens=tokens, source_row=row
+    )
     made._first_token_ns = made._arrival_ns + ttft_ms * MS
     made.first_scheduled_ns = made._arrival_ns + 10 * MS
     made.finished_ns = made._first_token_ns + (tokens - 1) * gap_ms * MS

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
 from schedlab.framework.batch import Batch, Inputs
 from schedlab.framework.content import TokenContent
 from schedlab.framework.executor import StepResult

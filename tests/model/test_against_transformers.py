@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import VARIANTS, assert_same_stream, double, greedy, reference, reference_logits, save
 from paged import Pages
+
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
 

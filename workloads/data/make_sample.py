@@ -3,8 +3,8 @@
     python -m schedlab.workloads.data.make_sample [FILE]
 
 Three kinds of traffic share 25 seconds: chat sessions of several turns under two system prompts, short calls without
-any shared prefix, and long documents of which some are asked about twice; a burst arrives at second 12. Ids stand for 16
-tokens each. A later turn's prompt is the turn before, its output, and the user's next words.
+any shared prefix, and long documents of which some are asked about twice; a burst arrives at second 12. Ids stand for
+16 tokens each. A later turn's prompt is the turn before, its output, and the user's next words.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ def service_s(prompt: int, output: int) -> float:
     return prompt * 0.0002 + output * 0.012
 
 
-def chat(draw: random.Random, prompts: Prompts, name: str, at_s: float, system: list[int], system_tokens: int) -> list[dict[str, Any]]:
+def chat(
+    draw: random.Random, prompts: Prompts, name: str, at_s: float, system: list[int], system_tokens: int
+) -> list[dict[str, Any]]:
     """A session of 1 to 6 turns under a system prompt."""
-    rows, ids, known, context, delay = [], system, system_tokens, system_tokens, None
+    rows: list[dict[str, Any]] = []
+    ids, known, context, delay = system, system_tokens, system_tokens, None
     for _ in range(draw.choices(range(1, 7), weights=[3, 4, 4, 3, 2, 1])[0]):
         prompt = context + round(draw.lognormvariate(3.5, 0.6)) + 8
         output = min(96, 4 + round(draw.lognormvariate(3.2, 0.6)))
@@ -70,7 +73,7 @@ def document(draw: random.Random, prompts: Prompts, at_s: float) -> list[dict[st
     """A long document and a question; one in two is followed by a second question on the same document."""
     length = draw.randint(700, 1400)
     body = prompts.extend([], 0, length)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for _ in range(draw.randint(1, 2)):
         prompt = length + draw.randint(12, 60)
         rows.append(row(at_s, prompt, draw.randint(8, 48), prompts.extend(body, length, prompt)))

@@ -10,32 +10,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from schedlab.workloads.builder import Builder, finish
-from schedlab.workloads.readers import ReadOptions
-from schedlab.workloads.records import csv_batches
+from schedlab.workloads.builder import Columns, build, finish
+from schedlab.workloads.options import ReadOptions
+from schedlab.workloads.records import Batch, csv_batches
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.values import stamps
 
 OPTIONS = frozenset[str]()
-COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+KEYS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def matches(record: Mapping[str, Any]) -> bool:
-    return record.keys() >= set(COLUMNS)
+    return record.keys() >= set(KEYS)
 
 
 def read(path: Path, options: ReadOptions) -> Trace:
-    builder, has_offset = Builder(), None
-    for batch in csv_batches(path, COLUMNS):
+    has_offset: bool | None = None
+
+    def columns(batch: Batch) -> Columns:
+        nonlocal has_offset
         when, aware = batch.parse("TIMESTAMP", stamps)
-        if aware is not (has_offset := aware if has_offset is None else has_offset):
+        if has_offset not in (None, aware):
             raise batch.fault(0, "TIMESTAMP changes between stamps with and without a UTC offset")
-        builder.add(
-            len(batch),
-            source_row=batch.rows(),
-            arrival_ns=when,
-            prompt_tokens=batch.counts("ContextTokens"),
-            output_tokens=batch.counts("GeneratedTokens"),
-        )
-    trace = builder.trace(path, "azure")
-    return finish(trace, keep_failed=options.keep_failed, strict=options.strict, wall_clock=True)
+        has_offset = aware
+        prompt, output = batch.counts("ContextTokens"), batch.counts("GeneratedTokens")
+        return {"arrival_ns": when, "prompt_tokens": prompt, "output_tokens": output}
+
+    trace = build(path, "azure", csv_batches(path, KEYS), columns, KEYS)
+    return finish(trace, options, wall_clock=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from schedlab.workloads.builder import Builder, check_id_counts, finish
-from schedlab.workloads.readers import ReadOptions
+from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, json_batches
 from schedlab.workloads.trace import Trace
 
@@ -42,7 +42,7 @@ def read(path: Path, options: ReadOptions) -> Trace:
         trace = scoped(trace, options.hash_scope or "global").assuming(f"block ids stand for {width} tokens")
     if ignored:
         trace = trace.assuming(f"ignored keys: {', '.join(sorted(ignored))}")
-    return finish(trace, keep_failed=options.keep_failed, strict=options.strict)
+    return finish(trace, options)
 
 
 def add_rows(builder: Builder, batch: Batch, unit: str, width: int) -> None:

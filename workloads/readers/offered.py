@@ -15,7 +15,7 @@ import numpy as np
 
 from schedlab.framework.request import SLO
 from schedlab.workloads.builder import Builder
-from schedlab.workloads.readers import ReadOptions
+from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, json_batches
 from schedlab.workloads.trace import BlockIds, Trace
 from schedlab.workloads.values import MAX_NS, integers
@@ -42,14 +42,10 @@ def read(path: Path, options: ReadOptions) -> Trace:
         }
         columns |= {n: batch.parse(n, lambda v: integers(v, 0, MAX_NS)) for n in NUMBERS if batch.has(n)}
         columns |= {n: batch.labels(n) for n in NAMES if batch.has(n)}
-        columns["priority"] = batch.parse("priority", priorities)
+        columns["priority"] = batch.parse("priority", lambda v: integers(v, -MAX_NS, MAX_NS, absent=0))
         builder.add(len(batch), **columns, **contents.add(batch), **extras.add(batch))
     trace = builder.trace(path, "offered")
     return extras.onto(contents.onto(trace))
-
-
-def priorities(column: Sequence[Any]) -> np.ndarray:
-    return integers([0 if v is None else v for v in column], -MAX_NS, MAX_NS)
 
 
 class Contents:

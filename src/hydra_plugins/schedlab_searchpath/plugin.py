@@ -1,9 +1,9 @@
-"""Puts configs from outside on schedlab's search path: those of other distributions, then `./conf` of the current folder.
+"""Puts configs from outside on schedlab's search path: other distributions', then `./conf` of the current folder.
 
 A distribution names its config package in the entry-point group `schedlab.conf`. One that cannot be imported is skipped
 with a warning, because Hydra imports every `pkg://` source at composition and would fail every run, theirs or not.
-`SCHEDLAB_DISABLE_PLUGINS=1` leaves distributions out. Other Hydra applications are left alone: Hydra shows this plugin to
-them too. Knows nothing of what the configs say.
+`SCHEDLAB_DISABLE_PLUGINS=1` leaves distributions out. Other Hydra applications are left alone: Hydra shows this plugin
+to them too. Knows nothing of what the configs say.
 """
 
 from __future__ import annotations

@@ -1,0 +1,141 @@
+"""Runs in Python: `schedlab.run(policy, workload, engine)`, without Hydra and, if wished, without files.
+
+Puts a policy, a workload and an engine's setup together, runs them to the end, and hands back the tables. Knows nothing
+of configuration groups, sweeps or trackers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.manifest import describe_run, write_manifest
+from schedlab.experiments.offered import Counted, Logged
+from schedlab.experiments.progress import Quiet
+from schedlab.framework.engine import Engine
+from schedlab.framework.metrics import Measurement
+from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import Predictor
+from schedlab.framework.record import Recorder
+from schedlab.framework.request import SLO
+from schedlab.framework.tables import RunTables
+from schedlab.framework.writer import RunWriter
+from schedlab.workloads.trace import Trace
+from schedlab.workloads.workload import Workload
+
+RunResult = RunTables
+"""`.summary`, `.requests`, `.steps`, `.decisions` (columns by name), `.digest`."""
+
+
+@dataclass
+class Experiment:
+    """Everything that decides what a run computes.
+
+    `start_s` and `stop_s` bound the measured window; `record` and `log_format` are those of RunWriter. `config`,
+    `labels` (what tables name the run by) and `overrides` (what was asked for) go into the manifest as they are.
+    """
+
+    policy: Policy
+    workload: Workload
+    engine: EngineSetup
+    seed: int = 0
+    slo: SLO | None = None
+    predictor: Predictor | None = None
+    clock: str = "auto"
+    start_s: float | None = None
+    stop_s: float | None = None
+    record: str = "full"
+    log_format: str = "jsonl"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        own = {"policy": type(self.policy).__name__, "workload": self.workload.name, "engine": self.engine.name}
+        self.labels = {**own, "seed": self.seed, **self.labels}
+        self.config = self.config or {**own, "seed": self.seed, "limits": asdict(self.engine.config)}
+
+    @property
+    def name(self) -> str:
+        return "-".join(str(self.labels[key]) for key in ("policy", "workload", "seed"))
+
+    def run(self, out: Path | None = None, progress: Quiet | None = None) -> RunResult:
+        """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
+        can be read."""
+        clock, trace = self.engine.clock(self.clock), self.trace
+        with ExitStack() as stack:
+            recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
+            source = stack.enter_context(self._source(out))
+            shown = stack.enter_context(progress or Quiet())
+            engine = Engine(
+                self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
+            )
+            engine.run(lambda e: shown.update(source, e.now_ns, len(e.ledger.waiting), len(e.ledger.running)))
+            return recorder.close(backlog_end=engine.num_unfinished, counters=trace.provenance.counts)
+
+    @cached_property
+    def trace(self) -> Trace:
+        return self.workload.load(self.seed)
+
+    @property
+    def measurement(self) -> Measurement:
+        config = self.engine.config
+        return Measurement(config.max_num_seqs, config.num_blocks, self.slo, self.start_s, self.stop_s)
+
+    def _source(self, out: Path | None) -> Counted:
+        executor, trace = self.engine.executor, self.trace
+        source = self.workload.source(
+            self.engine.config.max_model_len,
+            self.slo,
+            self.seed,
+            vocab_size=executor.vocab_size if executor.needs_inputs else None,
+            trace=trace,
+        )
+        return Logged(source, len(trace), out) if out else Counted(source, len(trace))
+
+    def _writer(self, out: Path) -> RunWriter:
+        manifest = self.manifest()
+        writer = RunWriter(
+            out,
+            self.measurement,
+            record=self.record,
+            log_format=self.log_format,
+            config_hash=manifest["config_hash"],
+        )
+        write_manifest(out, manifest)
+        return writer
+
+    def manifest(self) -> dict[str, Any]:
+        return describe_run(
+            config=self.config,
+            labels=self.labels,
+            overrides=self.overrides,
+            seeds={"seed": self.seed},
+            policy=self.policy,
+            trace=self.trace,
+            engine=asdict(self.engine.config),
+            clock=self.engine.clock_name(self.clock),
+        )
+
+
+def run(
+    policy: Policy,
+    workload: Workload,
+    engine: EngineSetup,
+    seed: int = 0,
+    slo: SLO | None = None,
+    out: str | Path | None = None,
+    **more: Any,
+) -> RunResult:
+    """One run of `policy` on `workload` and `engine`; `more` are further fields of `Experiment`.
+
+    `engine` comes from `schedlab.engines`, as in `engines.virtual("llama3.1-8b", "h100")` or `engines.cpu("tiny",
+    num_blocks=64)`. With `out`, a run directory is written there.
+    """
+    experiment = Experiment(policy, workload, engine, seed, slo, **more)
+    return experiment.run(None if out is None else Path(out))

@@ -1,0 +1,55 @@
+"""Checks values of a configuration against the type annotations of what they are passed to.
+
+Knows int, float, bool, str, None, unions and Literal, which is what knobs are made of; lets everything else pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from schedlab.framework.errors import ConfigError
+
+
+def check_arguments(name: str, values: Mapping[str, Any], target: Callable[..., Any]) -> None:
+    """ConfigError for the first of `values` that does not fit the parameter of `target` of its name."""
+    hints = parameter_types(target)
+    for key, value in values.items():
+        hint = hints.get(key, Any)
+        if not fits(value, hint):
+            raise ConfigError(f"{name}.{key}: expected {spelled(hint)}, found {value!r}")
+
+
+def parameter_types(target: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter types of a class or function; none where they cannot be resolved."""
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except NameError:
+        return {}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, choice) for choice in get_args(hint))
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str, types.NoneType):
+        return isinstance(value, hint)
+    return True
+
+
+def spelled(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return " or ".join(map(str, get_args(hint)))
+    if origin in (Union, types.UnionType):
+        return " or ".join(spelled(choice) for choice in get_args(hint))
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    return words.get(hint, str(hint))

@@ -1,0 +1,108 @@
+"""Around a source: counts what comes and goes, and in a run directory writes what was offered and what came out.
+
+Changes no request and no order. `workload.jsonl.gz` has every offered request with its private fields, so that a run
+can be repeated from its own folder; `outputs.jsonl.gz` has the tokens of executors that make any.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.request import EngineRequest
+from schedlab.framework.source import Source
+from schedlab.workloads.writers import WorkloadWriter
+
+WORKLOAD = "workload.jsonl.gz"
+OUTPUTS = "outputs.jsonl.gz"
+FLUSH_S = 1.0
+
+
+class Counted:
+    """A source that counts; `total` is the number of requests in all."""
+
+    def __init__(self, source: Source, total: int) -> None:
+        self._source = source
+        self.total = total
+        self.done = 0
+
+    def peek(self) -> int | None:
+        return self._source.peek()
+
+    def pop(self, now_ns: int) -> list[EngineRequest]:
+        return self._source.pop(now_ns)
+
+    def finished(self, request: EngineRequest, now_ns: int) -> None:
+        self.done += 1
+        self._source.finished(request, now_ns)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        pass
+
+
+class Logged(Counted):
+    """A source that also writes its requests into `directory`."""
+
+    def __init__(self, source: Source, total: int, directory: Path) -> None:
+        super().__init__(source, total)
+        self._offered = WorkloadWriter(directory / WORKLOAD)
+        self._outputs_path = directory / OUTPUTS
+        self._outputs_path.unlink(missing_ok=True)
+        self._outputs: IO[str] | None = None
+        self._flushed_at = time.monotonic()
+
+    def pop(self, now_ns: int) -> list[EngineRequest]:
+        requests = self._source.pop(now_ns)
+        for request in requests:
+            self._offered.write(request)
+        self._flush_sometimes()
+        return requests
+
+    def finished(self, request: EngineRequest, now_ns: int) -> None:
+        if request.output_token_ids:
+            if self._outputs is None:
+                self._outputs = gzip.open(self._outputs_path, "wt", encoding="utf-8", compresslevel=1)
+            self._outputs.write(output_line(request))
+        super().finished(request, now_ns)
+
+    def _flush_sometimes(self) -> None:
+        if (now := time.monotonic()) < self._flushed_at + FLUSH_S:
+            return
+        self._flushed_at = now
+        self._offered.flush()
+        if self._outputs is not None:
+            self._outputs.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._offered.close()
+        if self._outputs is not None:
+            self._outputs.close()
+
+
+def output_line(request: EngineRequest) -> str:
+    row = {"request_id": request.request_id, "status": request.state, "token_ids": request.output_token_ids}
+    return json.dumps(row, separators=(",", ":")) + "\n"
+
+
+def read_outputs(directory: Path) -> Iterator[tuple[str, list[int]]]:
+    """Request and tokens of each finished request of a run; nothing where the executor made no tokens."""
+    path = directory / OUTPUTS
+    if not path.exists():
+        return
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        try:
+            for line in file:
+                row = json.loads(line)
+                if row["status"] == "finished":
+                    yield row["request_id"], row["token_ids"]
+        except (EOFError, json.JSONDecodeError, KeyError) as error:
+            raise ConfigError(f"{path}: damaged or cut short ({error})") from None

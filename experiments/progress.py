@@ -1,0 +1,94 @@
+"""How far a run is: a bar on a terminal, a line now and then elsewhere. Knows counts, not what they mean."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+LINE_EVERY_S = 10.0
+REDRAW_EVERY_S = 0.1
+
+
+class Counts(Protocol):
+    """Requests that came to an end, of how many."""
+
+    done: int
+    total: int
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        pass
+
+
+class Lines(Quiet):
+    """A line every ten seconds."""
+
+    def __init__(self, title: str, stream: IO[str]) -> None:
+        self._title = title
+        self._stream = stream
+        self._next = time.monotonic() + LINE_EVERY_S
+
+    def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + LINE_EVERY_S
+        print(f"{self._title}: {status(counts, now_ns, waiting, running)}", file=self._stream, flush=True)
+
+
+class Bar(Quiet):
+    """A bar that is redrawn in place and leaves nothing behind."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+        self._task = self._bar.add_task(title, total=None, status="")
+        self._next = 0.0
+
+    def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + REDRAW_EVERY_S
+        shown: dict[str, Any] = {"completed": counts.done, "total": counts.total}
+        self._bar.update(self._task, **shown, status=status(counts, now_ns, waiting, running))
+        self._bar.refresh()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._bar.stop()
+
+
+def status(counts: Counts, now_ns: int, waiting: int, running: int) -> str:
+    at = f"at {now_ns / 1e9:,.1f} s"
+    return f"{counts.done:,} of {counts.total:,} requests, {running} running, {waiting} waiting, {at}"
+
+
+def progress(title: str, wanted: bool = True) -> Quiet:
+    """A bar where one process has a terminal to itself; lines elsewhere; nothing if not wanted."""
+    if not wanted:
+        return Quiet()
+    if sys.stderr.isatty() and multiprocessing.parent_process() is None:
+        return Bar(title)
+    return Lines(title, sys.stderr)

@@ -1,0 +1,160 @@
+"""`schedlab run`: from a composed config to a run directory, a line or a table, and a W&B run.
+
+Knows which part of the config becomes which part of an experiment. A job that fails leaves a result that says so and
+costs the other jobs of a sweep nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from schedlab.experiments import compose
+from schedlab.experiments.api import Experiment
+from schedlab.experiments.checks import check_arguments
+from schedlab.experiments.progress import progress
+from schedlab.experiments.table import Comparison, headline
+from schedlab.experiments.tracking import Tracker, WandbConfig, start_tracker
+from schedlab.framework.errors import SchedlabError
+from schedlab.framework.metrics import Measurement
+from schedlab.framework.reader import read_run
+from schedlab.framework.tables import RunTables
+from schedlab.framework.writer import RunWriter
+
+GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The top-level keys that are not groups."""
+
+    seed: int
+    clock: str
+    progress: bool
+    plots: bool
+    record: str
+    log_format: str
+
+
+def run_job(config: DictConfig) -> None:
+    """One run of a composed config, in Hydra's output directory."""
+    directory, sweep = compose.output_directory(), compose.sweep_directory()
+    try:
+        run_config(config, directory)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: what was written can be read in {short(sweep or directory)}", file=sys.stderr)
+        raise
+    except Exception as error:
+        record_failure(directory, error)
+        if sweep is None:
+            raise
+        print(f"{directory.name}: failed: {compose.flat(error)}", file=sys.stderr)
+        return
+    if sweep is None:
+        Comparison.read([directory]).show()
+        print(f"in {short(directory)}")
+    else:
+        print(f"{directory.name}: {headline(read_run(directory))}")
+
+
+def run_config(config: DictConfig, directory: Path) -> RunTables:
+    settings = settings_of(config)
+    experiment = experiment_of(config, settings)
+    tracker = tracker_of(config, experiment, directory)
+    try:
+        tables = experiment.run(directory, progress(experiment.name, settings.progress))
+        if settings.plots and settings.record == "full":
+            save_plots(directory)
+    except BaseException:
+        tracker.finish(None)
+        raise
+    tracker.finish(tables)
+    return tables
+
+
+def settings_of(config: DictConfig) -> Settings:
+    keys = {name: config[name] for name in Settings.__dataclass_fields__}
+    check_arguments("config", keys, Settings)
+    return Settings(**keys)
+
+
+def experiment_of(config: DictConfig, settings: Settings) -> Experiment:
+    """Build every part that `config` names."""
+    resolved = compose.resolve(config)
+    return Experiment(
+        policy=compose.build(config.policy, "policy"),
+        workload=compose.build(config.workload, "workload"),
+        engine=compose.build(config.engine, "engine"),
+        seed=settings.seed,
+        slo=compose.build_optional(config.slo, "slo"),
+        predictor=compose.build_optional(config.predictor, "predictor"),
+        clock=settings.clock,
+        **resolved["measure"],
+        record=settings.record,
+        log_format=settings.log_format,
+        config=resolved,
+        labels={**compose.choices(GROUPS), "seed": settings.seed},
+        overrides=compose.overrides(),
+    )
+
+
+def tracker_of(config: DictConfig, experiment: Experiment, directory: Path) -> Tracker:
+    keys = compose.resolve(config.wandb)
+    check_arguments("wandb", keys, WandbConfig)
+    settings, sweep, labels = WandbConfig(**keys), compose.sweep_directory(), experiment.labels
+    named = replace(
+        settings,
+        group=settings.group or (f"{sweep.parent.name}/{sweep.name}" if sweep else None),
+        name=settings.name or experiment.name,
+        tags=[
+            *settings.tags,
+            *(str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels),
+        ],
+    )
+    return start_tracker(named, {**experiment.config, **flat_facts(experiment.manifest())}, directory)
+
+
+def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What W&B shows beside the configuration, without nesting."""
+    return {
+        "git_sha": (manifest["git"] or {}).get("commit"),
+        "git_dirty": (manifest["git"] or {}).get("dirty"),
+        "schedlab_version": manifest["versions"]["schedlab"],
+        "policy_class": manifest["policy"]["class"],
+        "policy_distribution": manifest["policy"]["distribution"],
+        "trace_sha256": manifest["workload"]["sha256"],
+        "config_hash": manifest["config_hash"],
+        "clock_used": manifest["clock"],
+        "machine": manifest["hardware"].get("gpu") or manifest["hardware"]["cpu"],
+    }
+
+
+def save_plots(directory: Path) -> None:
+    """Plots are drawn from the files; a run is not lost for want of a picture."""
+    from schedlab.experiments.plots import save_all
+
+    try:
+        save_all(read_run(directory), directory / "plots")
+    except Exception as error:
+        warnings.warn(f"no plots in {short(directory)}: {type(error).__name__}: {error}", stacklevel=2)
+
+
+def record_failure(directory: Path, error: Exception) -> None:
+    """Leave a result that says `failed` and why, with the traceback beside it where the fault is not the user's."""
+    if not (directory / "result.json").exists() or read_run(directory).status != "failed":
+        RunWriter(directory, Measurement(1, 1), record="summary").fail(compose.flat(error))
+    if not isinstance(error, SchedlabError):
+        (directory / "error.txt").write_text("".join(traceback.format_exception(error)))
+
+
+def short(directory: Path) -> str:
+    """A path as short as it can be given to a command."""
+    return min(str(directory), os.path.relpath(directory), key=len)

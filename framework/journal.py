@@ -1,0 +1,48 @@
+"""Turns a decided step into the rows of the log. Knows the step, the batch and the recorder's columns; decides nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from schedlab.framework.batch import Batch
+from schedlab.framework.request import EngineRequest
+from schedlab.framework.step import Decision
+
+if TYPE_CHECKING:
+    from schedlab.framework.engine import Engine
+
+
+def log_step(engine: Engine, decision: Decision, batch: Batch, duration_ns: int, bound: str | None, scheduler_us: float) -> None:
+    """One decision row and one step row; called after execution and before the commit changes the books."""
+    log_decision(engine, decision, batch.decodes)
+    decodes, prefills, ledger = batch.decodes, batch.prefills, engine.ledger
+    context = batch.decode_context
+    if prefills:
+        context += sum([start + count for _, start, count in prefills])
+    engine.recorder.step(
+        engine.num_steps, 1, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills), len(decodes),
+        context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free, ledger.cache.num_unowned,
+        len(batch.copies_out) + len(batch.copies_in), bound, scheduler_us,
+    )  # fmt: skip
+    engine.num_steps += 1
+
+
+def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest]) -> None:
+    """The decision row: what was granted and preempted, and what was refused."""
+    members = engine.ledger.cohort.members
+    all_decoded = bool(decodes) and (decodes is members or decodes == members)
+    if all_decoded and not (decision.prefills or decision.preempted or decision.refusals):
+        engine.recorder.decode_all(engine.num_steps, decision.now_ns)
+        return
+    idle = decision.idle_until_ns
+    engine.recorder.decision(
+        engine.num_steps,
+        decision.now_ns,
+        [(victim._request_id, mode) for victim, mode, _ in decision.preempted],
+        [(request._request_id, count) for request, _, count in decision.prefills],
+        "all" if all_decoded else [request._request_id for request in decodes],
+        decision.decodes_at,
+        decision.refusals,
+        None if idle is None or math.isinf(idle) else int(idle),
+    )

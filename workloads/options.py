@@ -1,0 +1,41 @@
+"""What a user may say about a trace file. Knows no format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from schedlab.framework.errors import ConfigError
+from schedlab.workloads.values import UNITS
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a user may say about a file that the file does not say itself; None leaves the format's own convention.
+
+    time_unit   : ns, us, ms or s, of numeric times
+    block_size  : tokens that one block id stands for
+    hash_scope  : `global` (an id means the same in all rows) or `session`
+    keep_failed : keep rows without output as prompt-only requests
+    keep_empty  : keep rows without a prompt too: for statistics, no engine admits them
+    strict      : refuse rows out of order instead of sorting them
+    columns     : our column -> the file's, for plain tables
+    tokenizer   : of text formats: a directory or name that `transformers` loads
+    """
+
+    time_unit: str | None = None
+    block_size: int | None = None
+    hash_scope: str | None = None
+    keep_failed: bool = False
+    keep_empty: bool = False
+    strict: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.time_unit is not None and self.time_unit not in UNITS:
+            raise ConfigError(f"time_unit={self.time_unit}, expected one of {', '.join(UNITS)}")
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigError(f"block_size={self.block_size}, expected at least 1")
+        if self.hash_scope not in (None, "global", "session"):
+            raise ConfigError(f"hash_scope={self.hash_scope}, expected global or session")

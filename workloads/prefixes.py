@@ -1,0 +1,75 @@
+"""Populations of shared prefixes: which block ids a synthetic prompt begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedlab.framework.errors import ConfigError
+from schedlab.workloads.trace import BlockIds
+
+FRESH = 1 << 40
+"""Ids from here on stand for blocks that nobody shares."""
+
+
+@dataclass
+class SystemPrompts:
+    """`count` system prompts of `tokens` tokens (one number, or a range) before the drawn prompt, chosen by Zipf's law.
+
+    share : part of the requests that have one;  zipf : exponent, 0 for equally popular;  block_size : tokens an id
+    stands for: only whole blocks are shared.
+    """
+
+    count: int
+    tokens: int | Sequence[int]
+    zipf: float = 1.0
+    share: float = 1.0
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        low, high = self._range()
+        if self.count < 1 or self.block_size < 1 or not 1 <= low <= high or self.zipf < 0 or not 0 <= self.share <= 1:
+            raise ConfigError(f"{self}: expected count, tokens, block_size >= 1, zipf >= 0 and share within [0, 1]")
+
+    def _range(self) -> tuple[int, int]:
+        return (self.tokens, self.tokens) if isinstance(self.tokens, int) else (self.tokens[0], self.tokens[1])
+
+    def space(self, name: str) -> PrefixSpace:
+        return PrefixSpace(self)
+
+
+class PrefixSpace:
+    """The ids of one population: the k-th system prompt's are the same in every request."""
+
+    def __init__(self, prompts: SystemPrompts) -> None:
+        self._prompts = prompts
+        low, high = prompts._range()
+        self._tokens = np.linspace(low, high, prompts.count).astype(np.int64)  # all lengths of the range, in turn
+        weights = 1.0 / np.arange(1, prompts.count + 1) ** prompts.zipf
+        self._popularity = np.cumsum(weights / weights.sum())
+        blocks = -(-self._tokens // prompts.block_size)
+        self._first_id = np.concatenate([[0], np.cumsum(blocks)[:-1]])
+        self._next_fresh = FRESH
+
+    def choose(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """Which system prompt each of n requests has, int64 [n]; -1 for none."""
+        which = np.searchsorted(self._popularity, rng.random(n), side="right")
+        return np.where(rng.random(n) < self._prompts.share, np.minimum(which, self._prompts.count - 1), -1)
+
+    def draw(self, rng: np.random.Generator, prompt_tokens: np.ndarray) -> tuple[np.ndarray, BlockIds]:
+        """Whole prompt lengths and ids of requests whose own part is `prompt_tokens` long, int64 [n]."""
+        width = self._prompts.block_size
+        which = self.choose(rng, len(prompt_tokens))
+        system = np.where(which >= 0, self._tokens[which], 0)
+        total = system + prompt_tokens
+        counts = -(-total // width)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        shared = place < np.repeat(system // width, counts)
+        values = np.where(shared, place + np.repeat(self._first_id[which], counts), 0)
+        fresh = int(offsets[-1] - shared.sum())
+        values[~shared] = np.arange(self._next_fresh, self._next_fresh + fresh)
+        self._next_fresh += fresh
+        return total, BlockIds(offsets, values, width)
