@@ -65,8 +65,9 @@ class Engine:
         self._abort_ids: list[str] = []
         self._arrival_ns = self._next_arrival()
         self._served: dict[str, int] = {}
+        self._demanded: dict[str, int] = {}
         self._boundaries = 0
-        self._modelled_us = getattr(executor, "scheduler_us", 0.0)
+        self.modelled_us: float = getattr(executor, "scheduler_us", 0.0)
         self._jump = fast_forward.jumper(self) if config.fast_forward else None
 
     def _allocate(self) -> Ledger:
@@ -136,6 +137,7 @@ class Engine:
         if self.predictor is not None:
             request._predicted = self.predictor.predict(request)
         self._requests[request._request_id] = request
+        self._demanded[request._client] = self._demanded.get(request._client, 0) + request.final_tokens
         self.standing_until = None
         self.ledger.arrive(request)
         if request.abort_ns is not None:
@@ -160,7 +162,7 @@ class Engine:
         if self._aborts:
             self._take_aborts(now)  # what was withdrawn before it became visible is never scheduled
         if self._arrival_ns == math.inf:
-            self.recorder.last_arrival(now, self._tokens_served())
+            self.recorder.last_arrival(now, self._tokens_served(), self._demanded)
 
     def _next_arrival(self) -> float:
         arrival = self.source.peek()
@@ -231,7 +233,7 @@ class Engine:
             if self._jump is not None:
                 self._jump(now, decision)
                 return
-        self._execute(decision, elapsed_us if self.clock.measures else self._modelled_us)
+        self._execute(decision, elapsed_us if self.clock.measures else self.modelled_us)
 
     def _check(self, decision: Decision) -> None:
         invariants.check_step(decision, self.config.max_num_batched_tokens, self.ledger)

@@ -43,67 +43,87 @@ def jumper(engine: Engine) -> Callable[[int, Decision | None], None] | None:
 
 
 def _jump(
-    engine: Engine, clock: VirtualClock, decode_cost: Callable[[int], StandingCost], now: int, decision: Decision | None
+    engine: Engine,
+    clock: VirtualClock,
+    decode_cost: Callable[[int], StandingCost],
+    now: int,
+    decision: Decision | None,
 ) -> None:
     ledger, cohort = engine.ledger, engine.ledger.cohort
-    n, tick, begun = len(cohort.members), cohort.tick, now
-    context = first_context = cohort.context + n
+    n, context = len(cohort.members), cohort.context + len(cohort.members)
     if decision is None:
         for request in cohort.needing_block():
             request.block_table += ledger.cache.allocate(1)
-    free, unowned = ledger.cache.num_free, ledger.cache.num_unowned
     cost = decode_cost(n)
-    now += cost.duration_ns(context)
-    engine.note_gaps(now)
-    cohort.advance(now)
-    ticks, now = _ticks(engine, cost, context + n, now)
-    cohort.tick += ticks
-    cohort.emitted_ns = now
-    clock.idle_until(now)
-    _record(engine, decision, cohort.tick - tick, (begun, now - begun, first_context, free, unowned, cost.bound(context)))
+    stretch = Stretch(now, context, ledger.cache.num_free, ledger.cache.num_unowned, cost.duration_ns(context))
+    engine.note_gaps(stretch.end_ns)
+    cohort.advance(stretch.end_ns)
+    _extend(stretch, engine, cost, context + n)
+    cohort.tick += len(stretch.durations)
+    cohort.emitted_ns = stretch.end_ns
+    clock.idle_until(stretch.end_ns)
+    _record(engine, decision, stretch, cost.bound(context))
     for request in cohort.take_finished():
-        engine.finish(request, ending(request, engine.config), now)
+        engine.finish(request, ending(request, engine.config), stretch.end_ns)
 
 
-def _ticks(engine: Engine, cost: StandingCost, context: int, now: int) -> tuple[int, int]:
-    """Ticks from the boundary at `now` on until the decision ends; returns how many, and the time after them."""
+class Stretch:
+    """Equal steps in a row: the inputs of the first, when the last ended, and the durations of those after the first."""
+
+    __slots__ = ("begin_ns", "context", "durations", "end_ns", "free", "free_block_ns", "free_min", "unowned")
+
+    def __init__(self, begin_ns: int, context: int, free: int, unowned: int, duration_ns: int) -> None:
+        self.begin_ns = begin_ns
+        self.context = context
+        self.free = self.free_min = free
+        self.unowned = unowned
+        self.durations: list[int] = []
+        self.end_ns = begin_ns + duration_ns
+        self.free_block_ns = free * duration_ns
+
+
+def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int) -> None:
+    """Further steps until somebody finishes, arrives or aborts, the hold's time is up, or the next does not fit."""
     cohort, cache = engine.ledger.cohort, engine.ledger.cache
-    free, buckets, size = cache.pool.free, cohort.buckets, cohort.block_size
-    gap, duration_ns, n = engine.recorder.gap, cost.duration_ns, len(cohort.members)
+    pool, buckets, size, n = cache.pool.free, cohort.buckets, cohort.block_size, len(cohort.members)
+    note, duration_ns = stretch.durations.append, cost.duration_ns
     last = cohort.next_finish()
     assert last is not None and engine.standing_until is not None
     stop = min(engine.standing_until, engine.next_event_ns())
-    tick = first = cohort.tick
+    tick, now, free, area = cohort.tick, stretch.end_ns, stretch.free, stretch.free_block_ns
     while tick < last and now < stop:
         needing = buckets[tick % size]
         if needing:
             need = len(needing)
-            if need > len(free) and (need > cache.num_free or cache.eviction_disturbs(need)):
+            if need > len(pool) and (need > free or cache.eviction_disturbs(need)):
                 break
             for request in needing:
-                request.block_table += (free.pop(),) if free else cache.allocate(1)
+                request.block_table += (pool.pop(),) if pool else cache.allocate(1)
+            free -= need
         duration = duration_ns(context)
+        note(duration)
         now += duration
-        gap(duration, n)
+        area += duration * free
         context += n
         tick += 1
-    return tick - first, now
+    stretch.end_ns, stretch.free_min, stretch.free_block_ns = now, free, area
 
 
-def _record(engine: Engine, decision: Decision | None, steps: int, row: tuple[int, int, int, int, int, str | None]) -> None:
-    """The rows of `steps` equal steps: the cost inputs of the first, and the total duration."""
-    now, duration, context, free, unowned, bound = row
+def _record(engine: Engine, decision: Decision | None, stretch: Stretch, bound: str | None) -> None:
+    """One row for the stretch: the cost inputs of its first step, and the total duration."""
     recorder, ledger, index = engine.recorder, engine.ledger, engine.num_steps
     members = ledger.cohort.members
-    left = steps
+    steps = left = 1 + len(stretch.durations)
     if decision is not None:
         log_decision(engine, decision, members)
         left -= 1
     if left:
-        recorder.decode_all(index + steps - left, now, left)
+        recorder.decode_all(index + steps - left, stretch.begin_ns, left)
     recorder.step(
-        index, steps, now, duration, 0, len(members), 0, len(members), context, len(ledger.running), len(ledger.waiting),
-        free, unowned, 0, bound, 0.0,
+        index, steps, stretch.begin_ns, stretch.end_ns - stretch.begin_ns, 0, len(members), 0, len(members),
+        stretch.context, len(ledger.running), len(ledger.waiting), stretch.free, stretch.unowned, 0, bound,
+        engine.modelled_us * steps, stretch.free_block_ns, stretch.free_min,
     )  # fmt: skip
+    recorder.gaps(stretch.durations, len(members))
     engine.num_steps += steps
     engine.tell_progress(steps)

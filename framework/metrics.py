@@ -169,7 +169,7 @@ def served(requests: np.ndarray) -> np.ndarray:
 def ttft_ns(requests: np.ndarray) -> np.ndarray:
     """Preparation, queue, prefill and delivery of the first token, frozen when it is first emitted."""
     counted = (served(requests) | with_status(requests, "aborted")) & (requests["first_token_ns"] != UNKNOWN)
-    return _ttft_ns(requests[counted])
+    return _ttft_ns(requests)[counted]
 
 
 def _ttft_ns(requests: np.ndarray) -> np.ndarray:
@@ -178,19 +178,18 @@ def _ttft_ns(requests: np.ndarray) -> np.ndarray:
 
 def queue_ns(requests: np.ndarray) -> np.ndarray:
     """From visible to the policy until the first grant."""
-    requests = requests[served(requests)]
-    return requests["first_scheduled_ns"] - requests["visible_ns"]
+    return (requests["first_scheduled_ns"] - requests["visible_ns"])[served(requests)]
 
 
 def tpot_ns(requests: np.ndarray) -> np.ndarray:
     """(last - first) / (n - 1), float64; requests of one token have none."""
-    requests = requests[served(requests) & (requests["output_tokens"] > 1)]
-    return (requests["finished_ns"] - requests["first_token_ns"]) / (requests["output_tokens"] - 1)
+    counted = served(requests) & (requests["output_tokens"] > 1)
+    return (requests["finished_ns"] - requests["first_token_ns"])[counted] / (requests["output_tokens"][counted] - 1)
 
 
 def e2e_ns(requests: np.ndarray) -> np.ndarray:
     """Up to the delivery of the last token."""
-    return _e2e_ns(requests[served(requests)])
+    return _e2e_ns(requests)[served(requests)]
 
 
 def _e2e_ns(requests: np.ndarray) -> np.ndarray:
@@ -224,20 +223,20 @@ def meets_slo(requests: np.ndarray, slos: Sequence[SLO]) -> np.ndarray:
     """
     meets = with_status(requests, "finished")
     for i, slo in enumerate(slos):
-        mine = meets & (requests["slo"] == i)
-        meets[mine] = _within(requests[mine], slo)
+        meets &= (requests["slo"] != i) | _within(requests, slo)
     return meets
 
 
-def _within(finished: np.ndarray, slo: SLO) -> np.ndarray:
-    within = np.ones(len(finished), dtype=bool)
+def _within(requests: np.ndarray, slo: SLO) -> np.ndarray:
+    """bool [N]; of use for finished requests alone."""
+    within = np.ones(len(requests), dtype=bool)
     if slo.ttft_s is not None:
-        within &= _ttft_ns(finished) <= to_ns(slo.ttft_s)
+        within &= _ttft_ns(requests) <= to_ns(slo.ttft_s)
     if slo.e2e_s is not None:
-        within &= _e2e_ns(finished) <= to_ns(slo.e2e_s)
+        within &= _e2e_ns(requests) <= to_ns(slo.e2e_s)
     if slo.tpot_s is not None:
-        gaps = finished["output_tokens"].astype(np.int64) - 1
-        within &= finished["finished_ns"] - finished["first_token_ns"] <= to_ns(slo.tpot_s) * gaps
+        gaps = requests["output_tokens"].astype(np.int64) - 1
+        within &= requests["finished_ns"] - requests["first_token_ns"] <= to_ns(slo.tpot_s) * gaps
     return within
 
 
@@ -311,9 +310,8 @@ def _counts(run: Measured) -> Summary:
 def _rates(run: Measured) -> Summary:
     """Tokens of all requests that emitted one, finished requests, over the makespan; attainment over the offered."""
     requests = run.requests
-    emitting = requests[requests["output_tokens"] > 0]
-    output = int(emitting["output_tokens"].sum())
-    prompt = int(emitting["prompt_tokens"].sum())
+    output = int(requests["output_tokens"].sum())
+    prompt = int(requests["prompt_tokens"][requests["output_tokens"] > 0].sum())
     span = makespan_ns(requests)
     seconds = None if span is None else span / NS
     good = int(meets_slo(requests, run.slos).sum()) if run.slos else None
@@ -329,15 +327,15 @@ def _rates(run: Measured) -> Summary:
 
 def _prefix(requests: np.ndarray) -> Summary:
     """Reuse at the first admission; None throughout where no prompt has an identity."""
-    admitted = requests[requests["first_scheduled_ns"] != UNKNOWN]
-    identified = admitted["cached_tokens"] != UNKNOWN
+    admitted = requests["first_scheduled_ns"] != UNKNOWN
+    identified = admitted & (requests["cached_tokens"] != UNKNOWN)
     if not identified.any():
         return {"prefix/hit_rate": None, "prefix/tokens_reused": None, "prefix/tokens_resumed": None}
-    reused = int(admitted["cached_tokens"][identified].sum())
+    reused = int(requests["cached_tokens"][identified].sum())
     return {
-        "prefix/hit_rate": per(reused, int(admitted["prompt_tokens"].sum())),
+        "prefix/hit_rate": per(reused, int(requests["prompt_tokens"][admitted].sum())),
         "prefix/tokens_reused": reused,
-        "prefix/tokens_resumed": int(admitted["resumed_tokens"].sum()),
+        "prefix/tokens_resumed": int(requests["resumed_tokens"][admitted].sum()),
     }
 
 

@@ -285,9 +285,13 @@ class Recorder:
     def _measured(self, backlog_end: int) -> tuple[Measured, int]:
         """What the summary is computed from, and how many requests lie outside the window."""
         requests = np.concatenate([np.empty(0, dtype=MEASURED), *self._requests])
-        inside = np.broadcast_to(self.measurement.inside(requests["arrival_ns"]), requests.shape)
+        self._requests = [requests]
+        outside = 0
+        if self._windowed:
+            inside = self.measurement.inside(requests["arrival_ns"])
+            outside, requests = int((~inside).sum()), requests[inside]
         run = Measured(
-            requests=requests[inside],
+            requests=requests,
             slos=list(self._slos.values()),
             clients=list(self._clients),
             steps=self._totals,
@@ -298,7 +302,7 @@ class Recorder:
             served=self._served,
             demanded=self._demanded,
         )
-        return run, int(len(requests) - inside.sum())
+        return run, outside
 
     def _statement(self, run: Measured, outside: int) -> dict[str, Any]:
         """How the summary was measured, for result.json."""

@@ -15,7 +15,7 @@ from schedlab.framework.batch import Batch, Inputs
 from schedlab.framework.executor import StepResult
 from schedlab.framework.request import EngineRequest
 
-_FACTOR = pow(0x9E3779B97F4A7C15, 1, 1 << 64)
+_FACTOR = 0x9E3779B97F4A7C15
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
 _POISON = 0xDEAD_BEEF_DEAD_BEEF
 _START = np.uint64(0x243F6A8885A308D3)
@@ -90,14 +90,18 @@ class StubExecutor:
         return np.where(starts_N > 0, values, _START)
 
 
+def start_value() -> np.uint64:
+    """What stands before position 0."""
+    return _START
+
+
 def chain_values(before: np.uint64, tokens_T: np.ndarray) -> np.ndarray:
     """v[i] = v[i-1] * FACTOR + hash(token[i]) modulo 2^64 for all i at once."""
     count = len(tokens_T)
     hashed = mix(tokens_T.astype(np.uint64) + np.uint64(1))
-    if count == 1:
-        return before * np.uint64(_FACTOR) + hashed
     powers, inverses = _powers(count)
-    return powers * (before + np.cumsum(hashed * inverses, dtype=np.uint64))
+    with np.errstate(over="ignore"):
+        return powers * (before + np.cumsum(hashed * inverses, dtype=np.uint64))
 
 
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,14 +20,15 @@ NS_PER_MS = 1_000_000
 
 def vllm_bench(run: Measured, summary: Summary) -> dict[str, Any]:
     """Content of vllm_bench.json. Totals are over completed requests, as there; rates are the summary's."""
-    finished = run.requests[metrics.with_status(run.requests, "finished")]
+    finished = metrics.with_status(run.requests, "finished")
+    completed = int(finished.sum())
     return {
         "duration": summary["makespan_s"],
-        "completed": len(finished),
-        "failed": len(run.requests) - len(finished),
+        "completed": completed,
+        "failed": len(run.requests) - completed,
         "num_prompts": summary["requests/offered"],
-        "total_input_tokens": int(finished["prompt_tokens"].sum()),
-        "total_output_tokens": int(finished["output_tokens"].sum()),
+        "total_input_tokens": int(run.requests["prompt_tokens"][finished].sum()),
+        "total_output_tokens": int(run.requests["output_tokens"][finished].sum()),
         "request_throughput": summary["throughput/requests_per_s"],
         "request_goodput": summary["goodput/requests_per_s"],
         "output_throughput": summary["throughput/output_tokens_per_s"],

@@ -103,12 +103,60 @@ def attention(
         fail(op, "block_tables", "of shape [sequences, blocks]", list(block_tables_NB.shape))
     integers(op, "block_tables", block_tables_NB, q_THD.device, *block_tables_NB.shape)
     integers(op, "context_lens", context_lens_N, q_THD.device, len(block_tables_NB))
+    tables(op, block_tables_NB, context_lens_N, k_cache)
     if not scale > 0:
         fail(op, "scale", "above 0", scale)
     if window is not None and window < 1:
         fail(op, "window", "at least 1, the query's own key", window)
     if softcap is not None and not softcap > 0:
         fail(op, "softcap", "above 0", softcap)
+
+
+def rotation(op: str, cos_TR: Tensor, sin_TR: Tensor, q_THD: Tensor) -> None:
+    """cos and sin are [T, R] with 2R <= D, of one type and equal strides."""
+    num_tokens, _, head_dim = q_THD.shape
+    for name, x in (("cos", cos_TR), ("sin", sin_TR)):
+        floats(op, name, x, 2)
+        shaped(op, name, x, num_tokens, cos_TR.shape[-1])
+    if cos_TR.device != q_THD.device or describe(cos_TR) != describe(sin_TR) or cos_TR.device != sin_TR.device:
+        fail(op, "sin", f"like cos, {describe(cos_TR)}, on {q_THD.device}", f"{describe(sin_TR)} on {sin_TR.device}")
+    if not 0 < 2 * cos_TR.shape[-1] <= head_dim:
+        fail(op, "cos", f"of 1 to {head_dim // 2} columns, half of the rotary part", cos_TR.shape[-1])
+
+
+def slots(op: str, slots_T: Tensor, k_cache: Tensor) -> None:
+    """Where the slots lie in host memory, as under the interpreter: unique but for -1, and within the cache."""
+    if slots_T.device.type != "cpu":
+        return
+    capacity = k_cache.shape[0] * k_cache.shape[1]
+    used = slots_T[slots_T != -1]
+    if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < capacity:
+        fail(op, "slots", f"-1 or in 0 .. {capacity - 1}", used.tolist())
+    if used.unique().numel() != used.numel():
+        fail(op, "slots", "unique but for -1", used.tolist())
+
+
+def tables(op: str, block_tables_NB: Tensor, context_lens_N: Tensor, k_cache: Tensor) -> None:
+    """Where tables lie in host memory: lengths fit the tables, and the entries in use name blocks of the cache."""
+    if block_tables_NB.device.type != "cpu":
+        return
+    num_blocks, block_size = k_cache.shape[:2]
+    width = block_tables_NB.shape[1]
+    for n, length in enumerate(context_lens_N.tolist()):
+        if not 0 <= length <= width * block_size:
+            fail(op, f"context_lens[{n}]", f"in 0 .. {width * block_size}, what {width} blocks hold", length)
+        used = block_tables_NB[n, : -(-length // block_size)]
+        if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < num_blocks:
+            fail(op, f"block_tables[{n}]", f"in 0 .. {num_blocks - 1}", used.tolist())
+
+
+def query_starts(op: str, starts_N1: Tensor, num_tokens: int) -> None:
+    """Where the starts lie in host memory: they rise from 0 to the number of tokens."""
+    if starts_N1.device.type != "cpu":
+        return
+    starts = starts_N1.tolist()
+    if starts != sorted(starts) or starts[0] != 0 or starts[-1] != num_tokens:
+        fail(op, "query_starts", f"rising from 0 to {num_tokens}", starts)
 
 
 def describe(x: Tensor) -> str:

@@ -126,12 +126,15 @@ def prefill_attention(
     checks.attention(op, q_THD, k_cache, v_cache, block_tables_NB, context_lens_N, scale, window, softcap)
     num_sequences = len(context_lens_N)
     checks.integers(op, "query_starts", query_starts_N1, q_THD.device, num_sequences + 1)
+    checks.query_starts(op, query_starts_N1, len(q_THD))
     out = checks.output(op, out, q_THD, *q_THD.shape)
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads = k_cache.shape[2]
     lse = q_THD.new_empty((num_tokens, num_heads), dtype=torch.float32) if return_lse else None
-    tile = tile or configs.prefill_tile(configs.architecture(), head_dim, q_THD.dtype)
+    tile = tile or configs.prefill_tile(head_dim, q_THD.dtype)
     group = num_heads // num_kv_heads
+    if group > tile.block_m:
+        checks.fail(op, "the group of query heads that share a KV head", f"at most {tile.block_m}", group)
     if num_tokens and num_sequences:
         grid = (num_tokens // (tile.block_m // group) + num_sequences, num_kv_heads)
         _prefill_kernel[grid](

@@ -1,16 +1,19 @@
-"""The tile table: how large a tile each attention kernel takes on which architecture. Frozen, no tuning at run time.
+"""The tile table: how large a tile each attention kernel takes. Frozen, no tuning at run time.
 
 A tile fixes the order of additions, so results are bitwise the same whatever the batch, as long as the tile depends on
-nothing of the batch. Knows nothing of kernels beyond these numbers.
+nothing of the batch: it depends on the head size and the type of the queries alone, and on the maker of the device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import torch
 import triton
+
+Tile = TypeVar("Tile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class PrefillTile:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Splits of `split` keys, BLOCK_N a step; rows are the heads of one group, padded to `decode_rows`."""
+    """Splits of `split` keys, BLOCK_N a step; the rows are the heads of one group, see `decode_rows`."""
 
     block_n: int
     split: int
@@ -33,20 +36,16 @@ class DecodeTile:
     num_stages: int
 
 
-# (architecture, padded head size, bits of an element of Q)
-_PREFILL = {
-    ("sm_90", 64, 16): PrefillTile(128, 128, 8, 2),
-    ("sm_90", 128, 16): PrefillTile(128, 64, 8, 3),
-    ("sm_90", 256, 16): PrefillTile(64, 32, 4, 2),
-    ("sm_80", 64, 16): PrefillTile(128, 64, 4, 3),
-    ("sm_80", 128, 16): PrefillTile(128, 64, 8, 3),
-    ("sm_80", 256, 16): PrefillTile(64, 32, 4, 2),
-}
-_PREFILL_32_BITS = {64: PrefillTile(64, 32, 4, 2), 128: PrefillTile(64, 32, 8, 2), 256: PrefillTile(32, 32, 8, 1)}
-_DECODE = {64: DecodeTile(64, 512, 4, 3), 128: DecodeTile(64, 512, 4, 3), 256: DecodeTile(32, 512, 4, 3)}
-_DECODE_32_BITS = {64: DecodeTile(64, 512, 4, 2), 128: DecodeTile(32, 512, 4, 2), 256: DecodeTile(32, 512, 4, 1)}
-
-ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
+# By the padded head size. Keys are reached through the block table, two loads a step: 5 stages keep two steps of keys in
+# flight, 3 keep one. 64 rows and more let an sm_90 multiply by warp groups.
+_PREFILL_16_BIT = {64: PrefillTile(128, 64, 8, 5), 128: PrefillTile(128, 64, 8, 5), 256: PrefillTile(64, 32, 8, 5)}
+_DECODE_16_BIT = {64: DecodeTile(64, 512, 4, 5), 128: DecodeTile(64, 512, 4, 5), 256: DecodeTile(32, 512, 4, 5)}
+# float32 takes three tensor-core products for one, and so many registers that larger heads would not fit.
+_PREFILL_32_BIT = {64: PrefillTile(32, 32, 4, 2), 128: PrefillTile(32, 16, 4, 2)}
+_DECODE_32_BIT = {64: DecodeTile(32, 512, 4, 5), 128: DecodeTile(32, 512, 4, 3)}
+# 64 KiB of shared memory
+_PREFILL_HIP = PrefillTile(128, 32, 4, 1)
+_DECODE_HIP = DecodeTile(32, 512, 4, 1)
 
 
 def padded(size: int, least: int = 1) -> int:
@@ -54,15 +53,18 @@ def padded(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-def prefill_tile(architecture: str, head_dim: int, dtype: torch.dtype) -> PrefillTile:
-    block_d = padded(head_dim, 64)
-    if dtype.itemsize == 4:
-        return _PREFILL_32_BITS[block_d]
-    return _PREFILL["sm_90" if architecture == "sm_90" else "sm_80", block_d, 16]
+def prefill_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
+    """Raises ValueError for a head size that has no tile."""
+    if device_backend() == "hip":
+        return _PREFILL_HIP
+    return _entry(_PREFILL_16_BIT if dtype.itemsize == 2 else _PREFILL_32_BIT, head_dim, dtype)
 
 
 def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
-    return (_DECODE_32_BITS if dtype.itemsize == 4 else _DECODE)[padded(head_dim, 64)]
+    """Raises ValueError for a head size that has no tile."""
+    if device_backend() == "hip":
+        return _DECODE_HIP
+    return _entry(_DECODE_16_BIT if dtype.itemsize == 2 else _DECODE_32_BIT, head_dim, dtype)
 
 
 def decode_rows(group: int) -> int:
@@ -70,12 +72,16 @@ def decode_rows(group: int) -> int:
     return padded(group, 16)
 
 
+def _entry(table: dict[int, Tile], head_dim: int, dtype: torch.dtype) -> Tile:
+    block_d = padded(head_dim, 64)
+    if block_d not in table:
+        raise ValueError(f"attention: the head size must be at most {max(table)} for {dtype}, got {head_dim}")
+    return table[block_d]
+
+
 @cache
-def architecture() -> str:
-    """The table's name for the current device; the interpreter takes the newest one's tiles."""
+def device_backend() -> str:
+    """'cuda' or 'hip'; the interpreter takes the tiles of cuda."""
     if triton.knobs.runtime.interpret:
-        return "sm_90"
-    target = triton.runtime.driver.active.get_current_target()
-    if target.backend != "cuda":
-        return str(target.arch)
-    return "sm_90" if target.arch >= 90 else "sm_80"
+        return "cuda"
+    return str(triton.runtime.driver.active.get_current_target().backend)

@@ -1,9 +1,10 @@
 """The kernels in plain torch such that a token's result is the same bits in any batch and under any chunking.
 
-A product of matrices rounds by the number of its rows, and a softmax by how its keys are grouped. So rows are computed
-in tiles of a fixed number, the last one padded, and keys in tiles that begin at fixed positions of their sequence, added
-up in order. The promise holds for one machine, one version of torch and one number of threads. Signatures and shape
-letters are those of `torch_backend`; R rows of a tile, P tiles of keys.
+A product of matrices rounds by the number of its rows and by the layout of its operands, a softmax by how its keys are
+grouped. So rows are computed in tiles of a fixed number, the last one padded, and keys in tiles that begin at fixed
+positions of their sequence, added up in order; every operand is contiguous. The promise holds for one machine, one
+version of torch and one number of threads. Signatures and shape letters are those of `torch_backend`; R rows of a tile,
+P tiles of keys.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def prefill_attention(
             rows = slice(sequence.start, sequence.stop)
             if rows.start == rows.stop:
                 continue
-            attention = _Attention(sequence, _key_tiles(k_HCD), _key_tiles(v_HCD), scale, window, softcap)
+            keys_HPDC = _key_tiles(k_HCD).transpose(-1, -2).contiguous()
+            attention = _Attention(sequence, keys_HPDC, _key_tiles(v_HCD), scale, window, softcap)
             result[rows], lse_TH[rows] = attention.of(q_THD[rows].to(wide))
     return (result, lse_TH) if return_lse else result
 
@@ -120,14 +122,14 @@ class _Attention:
     def __init__(
         self,
         sequence: PagedSequence,
-        keys_HPCD: Tensor,
+        keys_HPDC: Tensor,
         values_HPCD: Tensor,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> None:
         self._sequence = sequence
-        self._keys_HPCD = keys_HPCD
+        self._keys_HPDC = keys_HPDC
         self._values_HPCD = values_HPCD
         self._scale = scale
         self._window = window
@@ -136,7 +138,7 @@ class _Attention:
     def of(self, q_LHD: Tensor) -> tuple[Tensor, Tensor]:
         """Output [L, Hq, D] and log-sum-exp [L, Hq] of the sequence's queries."""
         num_queries, num_heads, head_dim = q_LHD.shape
-        num_kv_heads = len(self._keys_HPCD)
+        num_kv_heads = len(self._keys_HPDC)
         group = num_heads // num_kv_heads
         rows_HRD = q_LHD.reshape(num_queries, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)
         missing = -rows_HRD.shape[1] % ROW_TILE
@@ -153,8 +155,8 @@ class _Attention:
         Tiles of keys that a row does not see add exact zeros to its sums, so it does not matter how many there are.
         """
         first, last = self._seen(int(positions_R[0]), int(positions_R[-1]))
-        keys_HPCD, values_HPCD = self._keys_HPCD[:, first:last], self._values_HPCD[:, first:last]
-        scores_HPRC = q_HRD[:, None] @ keys_HPCD.transpose(-1, -2) * self._scale
+        keys_HPDC, values_HPCD = self._keys_HPDC[:, first:last], self._values_HPCD[:, first:last]
+        scores_HPRC = q_HRD[:, None] @ keys_HPDC * self._scale
         if self._softcap is not None:
             scores_HPRC = self._softcap * torch.tanh(scores_HPRC / self._softcap)
         key_positions = self._sequence.first_key + torch.arange(first * KEY_TILE, last * KEY_TILE)
@@ -173,19 +175,19 @@ class _Attention:
         first_key, window = self._sequence.first_key, self._window
         low = 0 if window is None else max(0, first_position - window + 1 - first_key) // KEY_TILE
         high = (last_position - first_key) // KEY_TILE + 1
-        num_tiles = self._keys_HPCD.shape[1]
+        num_tiles = self._keys_HPDC.shape[1]
         return min(low, num_tiles - 1), max(min(high, num_tiles), 1)
 
 
 def _key_tiles(rows_HCD: Tensor) -> Tensor:
     """[H, P, KEY_TILE, D], the last tile filled up with zeros; at least one tile."""
     missing = -rows_HCD.shape[1] % KEY_TILE if rows_HCD.shape[1] else KEY_TILE
-    return F.pad(rows_HCD, (0, 0, 0, missing)).unflatten(1, (-1, KEY_TILE))
+    return F.pad(rows_HCD, (0, 0, 0, missing)).contiguous().unflatten(1, (-1, KEY_TILE))
 
 
 def _by_tiles(function: Callable[[Tensor], Tensor], x_T: Tensor) -> Tensor:
     """`function` of ROW_TILE rows at a time, the last tile filled up with zeros."""
     num_rows = len(x_T)
-    if missing := -num_rows % ROW_TILE:
-        x_T = torch.cat([x_T, x_T.new_zeros(missing, *x_T.shape[1:])])
-    return torch.cat([function(tile) for tile in x_T.split(ROW_TILE)])[:num_rows]
+    padding = x_T.new_zeros(-num_rows % ROW_TILE, *x_T.shape[1:])
+    tiles = torch.cat([x_T, padding]).split(ROW_TILE)
+    return torch.cat([function(tile) for tile in tiles])[:num_rows]

@@ -164,9 +164,9 @@ def finish(trace: Trace, options: ReadOptions, *, wall_clock: bool = False, by_s
 def skip_failures(trace: Trace, options: ReadOptions) -> Trace:
     """Without rows that have no prompt, nor (unless kept) those that have no output; both counted."""
     if not options.keep_empty:
-        trace = trace.where(trace.prompt_tokens > 0, empty_prompt=0)
+        trace = trace.where(trace.prompt_tokens > 0, "empty_prompt")
     if not (options.keep_failed or options.keep_empty):
-        trace = trace.where(~trace.failed, no_output=0)
+        trace = trace.where(~trace.failed, "no_output")
     if not len(trace):
         skipped = ", ".join(f"{n} {name}" for name, n in trace.provenance.counts.items())
         raise TraceError(f"{trace.provenance.path}: no row with a prompt and an output is left ({skipped})")

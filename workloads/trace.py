@@ -234,12 +234,11 @@ class Trace:
             chosen["after"] = _relink(self.after, np.arange(len(self))[rows])
         return replace(self, **chosen)  # type: ignore[arg-type]
 
-    def where(self, keep: np.ndarray, **reason: int) -> Trace:
-        """The rows where `keep`; what is left out is counted under the one name given (its value is ignored)."""
+    def where(self, keep: np.ndarray, reason: str) -> Trace:
+        """The rows where `keep`; the others are counted under `reason`."""
         if keep.all():
             return self
-        (name,) = reason
-        return self.take(np.flatnonzero(keep)).counted(**{name: len(self) - int(keep.sum())})
+        return self.take(np.flatnonzero(keep)).counted(**{reason: len(self) - int(keep.sum())})
 
     def sorted(self) -> Trace:
         """In order of arrival, ties as they stand. Counts `inversions`: neighbours that stood the wrong way round."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,9 +17,12 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO, to_ns
 from schedlab.framework.source import Source
 from schedlab.workloads import select
+from schedlab.workloads.arrivals import Arrivals
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers import read
+from schedlab.workloads.replicate import bootstrap, disjoint_part, shifted_window
 from schedlab.workloads.source import SessionSource, StreamSource, Terms, Until
+from schedlab.workloads.streams import stream
 from schedlab.workloads.trace import Provenance, Trace
 
 EMBEDDED = "embedded:"
@@ -103,11 +106,21 @@ class Recorded(Offered):
     path, format, obtain : the file (`embedded:NAME` for one in the package), its format (None: by its keys), and where
                            to get it, said when `path` is missing
     time_unit, block_size, hash_scope, keep_failed, strict, columns, tokenizer : see `ReadOptions`
-    window        : [start, stop) recorded seconds; applies before max_requests
-    max_requests  : the first so many requests
-    time_scale    : multiplies recorded times: 0.5 is twice as fast; think_scale: think times, null as time_scale
-    sessions      : `tied` turns wait for the turn before where the trace has a think time, `recorded` ones do not
+    window          : [start, stop) recorded seconds
+    sample_sessions : a share of the sessions, each kept whole
+    max_requests    : the first so many requests; more than the trace has only with `repeat`
+    max_length, too_long : what becomes of requests of more tokens, prompt and output together: error, drop,
+                      clip_prompt or clip_output. Without max_length the engine rejects what can never fit
+    time_scale, target_rate : recorded times multiplied (0.5 is twice as fast), or scaled to a mean rate
+    think_scale     : think times multiplied; null: as the times
+    jitter_s        : spreads requests of one quantised stamp over so many seconds
+    arrivals        : another arrival process in place of the recorded one; sessions stay whole
+    sessions        : `tied` turns wait for the turn before where the trace has a think time, `recorded` do not
     turns_contain_output : declares that a turn's prompt contains the turn before and its output (traces without ids)
+    replicates      : what seeds from 1 on draw: `windows`, the next disjoint part of the file after that chosen by
+                      window or max_requests, or `bootstrap`, time blocks (of `bootstrap_block_s`) with replacement;
+                      null: windows where the file is cut, else bootstrap. With `arrivals`, new arrivals
+    draw_seed       : of sample_sessions and jitter, which are the same in all replicates
     """
 
     name: str = "trace"
@@ -122,24 +135,72 @@ class Recorded(Offered):
     columns: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
     window: Sequence[float] | None = None
+    sample_sessions: float | None = None
     max_requests: int | None = None
+    repeat: bool = False
+    max_length: int | None = None
+    too_long: str = "error"
     time_scale: float = 1.0
+    target_rate: float | None = None
     think_scale: float | None = None
-    sessions: Literal["tied", "recorded"] = "tied"
+    jitter_s: float | None = None
+    arrivals: Arrivals | None = None
+    sessions: str = "tied"
     turns_contain_output: bool = False
+    replicates: str | None = None
+    bootstrap_block_s: float | None = None
+    draw_seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sessions not in ("tied", "recorded"):
-            raise ConfigError(f"workload.sessions={self.sessions}, expected tied or recorded")
+        one_of("sessions", self.sessions, "tied", "recorded")
+        one_of("too_long", self.too_long, "error", "drop", "clip_prompt", "clip_output")
+        one_of("replicates", self.replicates, None, "windows", "bootstrap")
+        if self.target_rate is not None and self.time_scale != 1:
+            raise ConfigError("workload.time_scale and workload.target_rate both scale times; set one")
+        if self.window is not None and len(self.window) != 2:
+            raise ConfigError(f"workload.window={list(self.window)}, expected [start, stop] in seconds")
 
     def load(self, seed: int = 0) -> Trace:
-        trace = self.read()
+        if seed < 0:
+            raise ConfigError(f"seed={seed}, expected 0 (as recorded), 1, 2, …")
+        trace = self._scaled(self._chosen(self.read(), seed), seed)
+        if self.sessions == "recorded":
+            trace = select.untie(trace)
+        return select.grow_sessions(trace) if self.turns_contain_output else trace
+
+    def _chosen(self, trace: Trace, seed: int) -> Trace:
+        """The rows of this replicate."""
+        is_cut = self.window is not None or self.max_requests is not None
+        how = self.replicates or ("windows" if is_cut else "bootstrap")
+        part = seed if how == "windows" and self.arrivals is None else 0
         if self.window is not None:
-            trace = select.window(trace, *self._pair(self.window))
-        if self.max_requests is not None:
-            trace = select.first_requests(trace, self.max_requests)
-        trace = select.scale_time(trace, self.time_scale, self.think_scale)
-        return self._sessions(trace)
+            start, stop = float(self.window[0]), float(self.window[1])
+            trace = select.window(trace, *shifted_window((start, stop), part, trace.span_s) if part else (start, stop))
+            part = 0
+        if self.sample_sessions is not None:
+            trace = select.sample_sessions(trace, self.sample_sessions, stream(self.draw_seed, "sessions"))
+        if self.max_requests is not None and part:
+            trace = disjoint_part(trace, part, self.max_requests)
+        elif self.max_requests is not None:
+            trace = select.first_requests(trace, self.max_requests, self.repeat)
+        elif part:
+            raise ConfigError("replicates=windows needs workload.window or workload.max_requests to cut the trace")
+        if self.max_length is not None:
+            trace = select.limit_length(trace, self.max_length, self.too_long)
+        if seed and how == "bootstrap" and self.arrivals is None:
+            return bootstrap(trace, stream(seed, "bootstrap"), self.bootstrap_block_s)
+        return trace
+
+    def _scaled(self, trace: Trace, seed: int) -> Trace:
+        """With the times that are offered."""
+        if self.jitter_s is not None:
+            trace = select.spread_ticks(trace, self.jitter_s, stream(self.draw_seed, "jitter"))
+        if self.arrivals is not None:
+            trace = select.rearrive(trace, self.arrivals, stream(seed, "arrivals"))
+        elif trace.stamped is not None and not trace.stamped.any():
+            raise ConfigError(f"workload {self.name} has lengths but no arrival times; set workload.arrivals")
+        scale = self.time_scale if self.target_rate is None else select.scale_for_rate(trace, self.target_rate)
+        return select.scale_time(trace, scale, self.think_scale)
 
     def read(self) -> Trace:
         """The whole file, before anything is chosen."""
@@ -161,18 +222,11 @@ class Recorded(Offered):
             raise ConfigError(f"workload.path={self.path}: no such file{where}")
         return path
 
-    @staticmethod
-    def _pair(window: Sequence[float]) -> tuple[float, float]:
-        if len(window) != 2:
-            raise ConfigError(f"workload.window={list(window)}, expected [start, stop] in seconds")
-        return float(window[0]), float(window[1])
 
-    def _sessions(self, trace: Trace) -> Trace:
-        if self.sessions == "recorded":
-            trace = select.untie(trace)
-        if self.turns_contain_output:
-            trace = select.grow_sessions(trace)
-        return trace
+def one_of(name: str, value: str | None, *allowed: str | None) -> None:
+    if value not in allowed:
+        expected = ", ".join("null" if a is None else a for a in allowed)
+        raise ConfigError(f"workload.{name}={value}, expected one of {expected}")
 
 
 def make_source(trace: Trace, terms: Terms) -> Source:

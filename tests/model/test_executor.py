@@ -126,7 +126,7 @@ def test_what_does_not_fit_in_memory_is_refused_in_one_line(monkeypatch):
     with pytest.raises(ConfigError) as error:
         executor.allocate(32, 16, 8, 4)
     assert str(error.value) == (
-        "engine.num_blocks: 32 blocks and 8 host blocks of 16 tokens need 2.5 MiB, found 1.0 MiB available"
+        "engine.num_blocks: 32 blocks and 8 host blocks of 16 tokens need 1.2 MiB, found 1.0 MiB available"
     )
     with pytest.raises(ConfigError) as error:
         ModelExecutor(preset("llama3.1-8b"), dtype="bfloat16")

@@ -56,13 +56,13 @@ def compiling_for(target: str) -> Iterator[list[tuple[str, Any]]]:
 
     original = JITFunction.__getitem__
     driver.set_active(StubDriver(target))
-    configs.architecture.cache_clear()
+    configs.device_backend.cache_clear()
     JITFunction.__getitem__ = getitem
     try:
         yield compiled
     finally:
         JITFunction.__getitem__ = original
-        configs.architecture.cache_clear()
+        configs.device_backend.cache_clear()
 
 
 @dataclass(frozen=True)
