@@ -14,8 +14,9 @@ from collections.abc import Callable
 import numpy as np
 
 from schedlab.framework import fast_forward, invariants, journal
-from schedlab.framework.batch import Batch, Columns, Prefill
+from schedlab.framework.batch import Batch, Prefill
 from schedlab.framework.clock import Clock
+from schedlab.framework.columns import Columns
 from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled
 from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.ledger import Ledger

@@ -113,7 +113,8 @@ class PrefixCache:
             return 0
         return request.watched[0]
 
-    def _lookup(self, chain: Chain, limit: int) -> int:
+    def longest_hit(self, chain: Chain, limit: int) -> int:
+        """How many leading blocks of `chain` are cached, at most `limit`."""
         keys, index = chain.keys, self.index
         low, high = 0, bisect_left(chain.ends, limit)  # groups before `high` end within the limit
         high = min(high + 1, len(keys))
@@ -253,7 +254,7 @@ class PrefixCache:
 
     def _publish_unowned(self, request: EngineRequest, first: int, blocks: list[int]) -> None:
         chain = request.chain
-        if self._lookup(chain, first) < first:  # the prefix was evicted meanwhile: nobody could reach these
+        if self.longest_hit(chain, first) < first:  # the prefix was evicted meanwhile: nobody could reach these
             self.pool.give_back(blocks)
             return
         last = first + len(blocks)
@@ -303,7 +304,7 @@ class PrefixCache:
         """A request waits from now on: keep its hit true and tell when it changes."""
         self._changed[request] = None
         if request.chain.keys:
-            self._register(request, self._lookup(request.chain, self._limit(request)))
+            self._register(request, self.longest_hit(request.chain, self._limit(request)))
 
     def unwatch(self, request: EngineRequest) -> None:
         """The request waits no longer."""
@@ -326,7 +327,7 @@ class PrefixCache:
 
     def _refresh(self, request: EngineRequest) -> None:
         del self._stale[request]
-        hit = self._lookup(request.chain, self._limit(request))
+        hit = self.longest_hit(request.chain, self._limit(request))
         assert request.watched is not None
         if hit != request.watched[0]:
             self._changed[request] = None

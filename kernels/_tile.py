@@ -4,6 +4,7 @@ Knows block tables and the online softmax (Milakov and Gimelshein, 2018; Dao, 20
 Suffixes: M rows of the tile, N keys of one step, D head size padded to a power of two.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 import triton

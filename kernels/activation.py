@@ -1,5 +1,6 @@
 """SiLU(gate) * up on the packed output of one matrix product: gate is the first half of a row, up the second."""
 
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 import triton

@@ -4,6 +4,7 @@ One program computes a tile of BLOCK_M rows, each a (token, head of the group) p
 heads which share keys load them once. Which tiles exist is found on the device; the host reads no length.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 import torch

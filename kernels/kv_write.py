@@ -1,5 +1,6 @@
 """Rotary embedding of queries and keys, and the write of keys and values to their slots: one program a token."""
 
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 import torch

@@ -4,6 +4,7 @@ Noise is a function of (seed, position, vocab id), so that a row's token never d
 nothing of requests; what a token is drawn from is said in `reference.sample`.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 import torch

@@ -24,6 +24,17 @@ class Arrivals(Protocol):
     def times(self, rng: np.random.Generator) -> Iterator[np.ndarray]: ...
 
 
+def first_arrivals(process: Arrivals, rng: np.random.Generator, count: int) -> np.ndarray:
+    """The first `count` times of a process, float64 seconds."""
+    parts, have = [], 0
+    for chunk in process.times(rng):
+        parts.append(chunk)
+        have += len(chunk)
+        if have >= count:
+            return np.concatenate(parts)[:count]
+    raise ConfigError(f"the arrival process ends after {have} arrivals, {count} are needed")
+
+
 class Renewal:
     """Independent gaps of one distribution. A subclass gives `gaps` of mean 1 and has a `rate`."""
 

@@ -17,7 +17,7 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS, to_ns
 from schedlab.workloads.arrivals import CHUNK, Arrivals, Poisson
 from schedlab.workloads.lengths import Lengths, Uniform
-from schedlab.workloads.prefixes import SystemPrompts
+from schedlab.workloads.prefixes import PrefixSpace, SystemPrompts
 from schedlab.workloads.streams import stream
 from schedlab.workloads.trace import Labels, Provenance, Trace, concatenate
 from schedlab.workloads.workload import Offered
@@ -36,7 +36,7 @@ class Client:
     def parts(self, name: str, seed: int) -> Iterator[Trace]:
         """Its requests without end (or to the end of its process), CHUNK at a time."""
         lengths, prefixes = stream(seed, name, "lengths"), stream(seed, name, "prefixes")
-        space = None if self.prefixes is None else self.prefixes.space(name)
+        space = None if self.prefixes is None else PrefixSpace(self.prefixes)
         for times in self.arrivals.times(stream(seed, name, "arrivals")):
             n = len(times)
             prompt, output = self.lengths.draw(lengths, n)

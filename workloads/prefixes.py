@@ -36,9 +36,6 @@ class SystemPrompts:
     def _range(self) -> tuple[int, int]:
         return (self.tokens, self.tokens) if isinstance(self.tokens, int) else (self.tokens[0], self.tokens[1])
 
-    def space(self, name: str) -> PrefixSpace:
-        return PrefixSpace(self)
-
 
 class PrefixSpace:
     """The ids of one population: the k-th system prompt's are the same in every request."""
@@ -53,6 +50,21 @@ class PrefixSpace:
         self._first_id = np.concatenate([[0], np.cumsum(blocks)[:-1]])
         self._next_fresh = FRESH
 
+    @property
+    def width(self) -> int:
+        return self._prompts.block_size
+
+    def tokens(self, which: np.ndarray) -> np.ndarray:
+        """Length of the chosen system prompts, int64; 0 for none."""
+        return np.where(which >= 0, self._tokens[which], 0)
+
+    def shared_ids(self, which: int) -> list[int]:
+        """Ids of the whole blocks of a system prompt."""
+        if which < 0:
+            return []
+        first = int(self._first_id[which])
+        return list(range(first, first + int(self._tokens[which]) // self.width))
+
     def choose(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Which system prompt each of n requests has, int64 [n]; -1 for none."""
         which = np.searchsorted(self._popularity, rng.random(n), side="right")
@@ -60,9 +72,8 @@ class PrefixSpace:
 
     def draw(self, rng: np.random.Generator, prompt_tokens: np.ndarray) -> tuple[np.ndarray, BlockIds]:
         """Whole prompt lengths and ids of requests whose own part is `prompt_tokens` long, int64 [n]."""
-        width = self._prompts.block_size
-        which = self.choose(rng, len(prompt_tokens))
-        system = np.where(which >= 0, self._tokens[which], 0)
+        width, which = self.width, self.choose(rng, len(prompt_tokens))
+        system = self.tokens(which)
         total = system + prompt_tokens
         counts = -(-total // width)
         offsets = np.concatenate([[0], np.cumsum(counts)])

@@ -5,14 +5,13 @@ Knows no file and no arrival process beyond its interface; replicates are in rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.framework.request import NS, to_ns
-from schedlab.workloads.arrivals import Arrivals
+from schedlab.workloads.arrivals import Arrivals, first_arrivals
 from schedlab.workloads.builder import rebase
 from schedlab.workloads.replicate import copies, leaders
 from schedlab.workloads.trace import BlockIds, Trace
@@ -174,7 +173,7 @@ def rearrive(trace: Trace, arrivals: Arrivals, rng: np.random.Generator) -> Trac
     its first recorded arrival, and keeps its inner distances."""
     leader = leaders(trace)
     starts, place = np.unique(leader, return_inverse=True)
-    times = _first(arrivals.times(rng), len(starts))
+    times = first_arrivals(arrivals, rng, len(starts))
     moved = trace.arrival_ns + (np.rint(times * NS).astype(np.int64) - trace.arrival_ns[starts])[place]
     moved_trace = replace(trace, arrival_ns=moved, stamped=_stamped(trace))
     return replace(moved_trace.sorted(), provenance=trace.provenance.assuming(f"arrivals from {arrivals}"))
@@ -187,16 +186,6 @@ def _stamped(trace: Trace) -> np.ndarray | None:
     tied = np.zeros(len(trace), dtype=bool) if trace.after is None else trace.after >= 0
     stamped: np.ndarray = trace.stamped | ~tied
     return None if stamped.all() else stamped
-
-
-def _first(chunks: Iterator[np.ndarray], count: int) -> np.ndarray:
-    parts, have = [], 0
-    for chunk in chunks:
-        parts.append(chunk)
-        have += len(chunk)
-        if have >= count:
-            return np.concatenate(parts)[:count]
-    raise ConfigError(f"the arrival process ends after {have} arrivals, {count} are needed")
 
 
 def untie(trace: Trace) -> Trace:

@@ -106,7 +106,7 @@ def reuse(trace: Trace) -> Reuse | None:
 def prefix_keys(trace: Trace) -> np.ndarray:
     """One key for each id of each prompt, uint64: equal prefixes have equal keys.
 
-    A key is the sum of the ids up to there, each mixed with width, scope and place, so that all are made without a loop.
+    A key is the sum of the ids up to there, each mixed with width, scope and place: all are made without a loop.
     Among n keys two different prefixes meet with a probability of about n² / 2^65: 3e-5 at 30 million.
     """
     assert trace.ids is not None
