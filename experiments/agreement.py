@@ -52,5 +52,4 @@ def describe_agreement(runs: Mapping[str, Path]) -> str | None:
     if parted:
         return f"generated tokens: differ from those of {first}: {'; '.join(parted)}"
     shared = min((a.same for a in found.values()), default=len(reference))
-    of = "" if shared == len(reference) else f" of {len(reference)}"
-    return f"generated tokens: identical in {len(runs)} runs for all {shared}{of} requests that they finished"
+    return f"generated tokens: identical in {len(runs)} runs, for each of the {shared} requests that they all finished"

@@ -1,6 +1,6 @@
 """Checks values of a configuration against the type annotations of what they are passed to.
 
-Knows int, float, bool, str, None, unions and Literal, which is what knobs are made of; lets everything else pass.
+Knows int, float, bool, str, None, lists, unions and Literal, which is what knobs are made of; lets everything else pass.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from schedlab.framework.errors import ConfigError
 
 
 def check_arguments(name: str, values: Mapping[str, Any], target: Callable[..., Any]) -> None:
-    """ConfigError for the first of `values` that does not fit the parameter of `target` of its name."""
+    """ConfigError for the first of `values` that does not fit the parameter of `target` of its name; `name` is the config node."""
     hints = parameter_types(target)
     for key, value in values.items():
         hint = hints.get(key, Any)
         if not fits(value, hint):
-            raise ConfigError(f"{name}.{key}: expected {spelled(hint)}, found {value!r}")
+            raise ConfigError(f"{name}.{key}: expected {spelled(hint)}, found {value!r}".lstrip("."))
 
 
 def parameter_types(target: Callable[..., Any]) -> dict[str, Any]:
@@ -36,6 +36,8 @@ def fits(value: Any, hint: Any) -> bool:
         return value in get_args(hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, choice) for choice in get_args(hint))
+    if origin is list:
+        return isinstance(value, list) and all(fits(item, choice) for item in value for choice in get_args(hint))
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is int:
@@ -51,5 +53,7 @@ def spelled(hint: Any) -> str:
         return " or ".join(map(str, get_args(hint)))
     if origin in (Union, types.UnionType):
         return " or ".join(spelled(choice) for choice in get_args(hint))
+    if origin is list:
+        return "a list"
     words = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
     return words.get(hint, str(hint))

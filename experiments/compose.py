@@ -11,10 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.experimental.callback import Callback
@@ -33,7 +35,7 @@ USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException)
 def run_with_overrides(task: Callable[[DictConfig], Any], words: Sequence[str], command: str) -> None:
     """Run `task` on the config that `words` compose (`key=value`, `-m`, `--cfg job`, `--info`, `--help`, …)."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hands the exception to us instead of printing it
-    sys.argv = [f"schedlab {command}", *words]
+    sys.argv = [f"schedlab {command}", *flags_first(words, command)]
     failures: list[Exception] = []
 
     @functools.wraps(task)
@@ -49,6 +51,16 @@ def run_with_overrides(task: Callable[[DictConfig], Any], words: Sequence[str], 
             raise error
     except USER_ERRORS as error:
         raise ConfigError(one_line(error)) from error
+
+
+def flags_first(words: Sequence[str], command: str) -> list[str]:
+    """`words` in the order that Hydra can read: it takes no flag after the first key=value."""
+    pairs = [word for word in words if re.match(r"[~+]|[\w./@:]+=", word)]
+    flags = [word for word in words if word not in pairs]
+    _, unknown = get_args_parser().parse_known_args(flags)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such option; schedlab {command} --help lists what there is")
+    return flags + pairs
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
@@ -68,8 +80,12 @@ def preset(group: str, name: str) -> dict[str, Any]:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Plain values, every interpolation done; a value that is still missing is a MissingMandatoryValue."""
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    """Plain values, every interpolation done. ConfigError for a value that is still missing."""
+    missing = OmegaConf.missing_keys(config)
+    if missing:
+        keys = sorted(f"{config._get_full_key(None)}.{key}".lstrip(".") for key in missing)
+        raise ConfigError(f"{keys[0]} has no default: give {keys[0]}=…")
+    resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
@@ -80,16 +96,25 @@ def build(node: DictConfig, name: str) -> Any:
     target = keys.pop("_target_", None)
     if not isinstance(target, str):
         raise ConfigError(f"{name}: expected a mapping with _target_, the class to use; found {sorted(keys)}")
+    check_arguments(name, keys, locate(target, name))
     try:
-        check_arguments(name, keys, hydra.utils.get_object(target))
         return hydra.utils.instantiate(node, _convert_="all")
-    except Exception as error:
+    except HydraException as error:
         cause = root_cause(error)
         if isinstance(cause, SchedlabError):
-            raise cause from error
-        if isinstance(error, HydraException) or isinstance(cause, ImportError):
-            raise ConfigError(f"{name} ({target}): {flat(cause)}") from error
-        raise
+            raise cause from None
+        if isinstance(cause, ValueError) and str(cause).startswith(f"{name}."):
+            raise ConfigError(str(cause)) from error
+        raise ConfigError(f"{name} ({target}): {flat(cause)}") from error
+
+
+def locate(target: str, name: str) -> Any:
+    """The class or function at the dotted path `target`."""
+    module, _, attribute = target.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name}._target_={target}: {flat(error)}") from error
 
 
 def build_optional(node: DictConfig | None, name: str) -> Any:
@@ -128,22 +153,18 @@ class ComparisonAtEnd(Callback):
     """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process."""
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        from schedlab.experiments.table import Comparison
+        from schedlab.experiments.run import compare_sweep
 
-        comparison = Comparison.read([Path(config.hydra.sweep.dir)])
-        if not comparison.runs:
-            return
-        comparison.write(Path(config.hydra.sweep.dir))
-        comparison.show()
-        if comparison.failed:
-            raise SystemExit(1)
+        if not compare_sweep(Path(config.hydra.sweep.dir), plots=config.plots):
+            raise SystemExit(1)  # not an Exception, which Hydra would turn into a warning
 
 
 # ---- errors ----
 
 
 def root_cause(error: BaseException) -> BaseException:
-    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+    """The first of a chain of exceptions, or the first that was written for the user."""
+    while not isinstance(error, SchedlabError) and (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error
 
@@ -151,13 +172,18 @@ def root_cause(error: BaseException) -> BaseException:
 def flat(error: BaseException) -> str:
     """Message of any exception on one line, with its type where the message alone would not tell."""
     text = " ".join(str(error).split())
-    if isinstance(error, (HydraException, OmegaConfBaseException, SchedlabError)):
+    if isinstance(error, OmegaConfBaseException):
+        key = f"{error.full_key}: " if error.full_key else ""
+        return key + str(error).splitlines()[0]
+    if isinstance(error, (HydraException, SchedlabError)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def one_line(error: BaseException) -> str:
     """What went wrong, and for a misspelt key or option what exists instead."""
+    if isinstance(error, SchedlabError):
+        return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return no_such(f"{group}={option}: no such option", option, error.options, group)
@@ -167,10 +193,8 @@ def one_line(error: BaseException) -> str:
         return no_such(f"{cause.full_key}: no such key", str(cause.key), keys, parent_of(str(cause.full_key)))
     if isinstance(error, OverrideParseException):
         return f"{error.override}: {str(error).splitlines()[0]}"
-    if missing := re.match(r"Missing mandatory value: (\S+)", str(error)):
-        return f"{missing[1]} has no default: give {missing[1]}=…"
     if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
-        return f"{flat(error)} ({str(cause).splitlines()[0]})"
+        return f"{flat(error)} ({flat(cause)})"
     return flat(error)
 
 

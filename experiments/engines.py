@@ -22,6 +22,11 @@ from schedlab.framework.model.config import ModelConfig
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
 STUB_BLOCKS = 4096
+MEASURES = {
+    "wall": "it takes real time",
+    "busy": "it counts the CPU time of one thread",
+    "virtual": "it advances by modelled durations",
+}
 DEFAULT = {field.name: field.default for field in fields(EngineConfig)}
 MODEL_EXTRAS = ("path", "seed")
 """Keys of a model preset that are not part of its shape: where its weights are, or the seed that draws them."""
@@ -43,9 +48,8 @@ class EngineSetup:
         if name not in CLOCKS:
             raise ConfigError(f"clock={name}: expected auto, {', '.join(CLOCKS)}")
         if name not in self.clocks:
-            raise ConfigError(
-                f"clock={name}: engine={self.name} as it is set up runs on clock={' or '.join(self.clocks)}"
-            )
+            usable = " or ".join(f"clock={other}" for other in self.clocks)
+            raise ConfigError(f"clock={name}: {MEASURES[name]}, engine={self.name} as it is set up needs {usable}")
         return name
 
     def clock(self, name: str = "auto") -> Clock:
@@ -77,6 +81,10 @@ def cuda(
     **limits: Any,
 ) -> EngineSetup:
     """The real engine on a CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("engine=cuda: torch finds no CUDA device; engine=cpu and engine=virtual need none")
     shape, extras = model_preset(model)
     executor = model_executor(shape, extras, dtype=dtype, device=device, sampling_seed=sampling_seed)
     return EngineSetup("cuda", executor, scheduler(executor, shape, limits), ("wall",))

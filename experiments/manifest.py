@@ -23,6 +23,7 @@ from typing import Any
 import schedlab
 from schedlab.workloads.trace import Trace
 
+MANIFEST = "manifest.json"
 PACKAGES = ("numpy", "torch", "triton", "transformers", "safetensors", "hydra-core", "omegaconf", "wandb")
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "PYTHONHASHSEED")
 NOT_OF_THE_RESULT = ("wandb", "progress", "plots", "log_format")
@@ -67,7 +68,7 @@ def describe_run(
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    (directory / "manifest.json").write_text(json.dumps(manifest, indent=1, default=str) + "\n")
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str) + "\n")
 
 
 def workload_facts(trace: Trace) -> dict[str, Any]:

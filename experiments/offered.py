@@ -70,7 +70,7 @@ class Logged(Counted):
     def finished(self, request: EngineRequest, now_ns: int) -> None:
         if request.output_token_ids:
             if self._outputs is None:
-                self._outputs = gzip.open(self._outputs_path, "wt", encoding="utf-8", compresslevel=1)
+                self._outputs = gzip.open(self._outputs_path, "wt", encoding="utf-8", compresslevel=1)  # noqa: SIM115
             self._outputs.write(output_line(request))
         super().finished(request, now_ns)
 

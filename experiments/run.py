@@ -10,7 +10,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from omegaconf import DictConfig
 from schedlab.experiments import compose
 from schedlab.experiments.api import Experiment
 from schedlab.experiments.checks import check_arguments
+from schedlab.experiments.manifest import MANIFEST, write_manifest
 from schedlab.experiments.progress import progress
-from schedlab.experiments.table import Comparison, headline
+from schedlab.experiments.table import SIDE_BY_SIDE, Comparison, headline
 from schedlab.experiments.tracking import Tracker, WandbConfig, start_tracker
 from schedlab.framework.errors import SchedlabError
 from schedlab.framework.metrics import Measurement
@@ -72,7 +74,10 @@ def run_config(config: DictConfig, directory: Path) -> RunTables:
     try:
         tables = experiment.run(directory, progress(experiment.name, settings.progress))
         if settings.plots and settings.record == "full":
-            save_plots(directory)
+            from schedlab.experiments.plots import save_all
+
+            with drawing(directory):
+                save_all(read_run(directory), directory / "plots")
     except BaseException:
         tracker.finish(None)
         raise
@@ -82,7 +87,7 @@ def run_config(config: DictConfig, directory: Path) -> RunTables:
 
 def settings_of(config: DictConfig) -> Settings:
     keys = {name: config[name] for name in Settings.__dataclass_fields__}
-    check_arguments("config", keys, Settings)
+    check_arguments("", keys, Settings)
     return Settings(**keys)
 
 
@@ -137,20 +142,36 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def save_plots(directory: Path) -> None:
-    """Plots are drawn from the files; a run is not lost for want of a picture."""
-    from schedlab.experiments.plots import save_all
+def compare_sweep(directory: Path, plots: bool) -> bool:
+    """Print and write the table of a sweep, from what its jobs left in files; False if any of them failed."""
+    comparison = Comparison.read([directory])
+    comparison.write(directory)
+    comparison.show()
+    drawn = {name: run.tables for name, run in comparison.complete.items() if run.tables.result["record"] == "full"}
+    if plots and 1 < len(drawn) <= SIDE_BY_SIDE:
+        from schedlab.experiments.plots import save_comparison
 
+        with drawing(directory):
+            save_comparison(drawn, directory / "plots")
+    print(f"in {short(directory)}")
+    return not comparison.failed
+
+
+@contextmanager
+def drawing(directory: Path) -> Iterator[None]:
+    """Pictures are drawn from the files: no run is lost for want of one."""
     try:
-        save_all(read_run(directory), directory / "plots")
+        yield
     except Exception as error:
-        warnings.warn(f"no plots in {short(directory)}: {type(error).__name__}: {error}", stacklevel=2)
+        warnings.warn(f"no plots in {short(directory)}: {type(error).__name__}: {error}", stacklevel=3)
 
 
 def record_failure(directory: Path, error: Exception) -> None:
     """Leave a result that says `failed` and why, with the traceback beside it where the fault is not the user's."""
     if not (directory / "result.json").exists() or read_run(directory).status != "failed":
         RunWriter(directory, Measurement(1, 1), record="summary").fail(compose.flat(error))
+    if not (directory / MANIFEST).exists():
+        write_manifest(directory, {"labels": compose.choices(GROUPS), "overrides": compose.overrides()})
     if not isinstance(error, SchedlabError):
         (directory / "error.txt").write_text("".join(traceback.format_exception(error)))
 

@@ -31,10 +31,10 @@ class Figure(NamedTuple):
     key: str
     heading: str
     format: str
-    scale: float = 1.0
+    scale: float = 1
 
     def write(self, value: float | None) -> str:
-        return UNKNOWN if value is None else format(value * self.scale, self.format)
+        return UNKNOWN if value is None else format(value * self.scale if self.scale != 1 else value, self.format)
 
 
 FIGURES = (
@@ -189,7 +189,7 @@ def headline(tables: RunTables) -> str:
 
 
 def distinguishing_names(runs: Sequence[Run]) -> list[str]:
-    """Each run by its policy and whatever else differs; by its directory as well where that does not tell them apart."""
+    """Each run by its policy and whatever else differs; by its directory where that does not tell them apart."""
     keys = list(dict.fromkeys(key for run in runs for key in run.labels if key != "policy"))
     differing = [key for key in keys if len({str(run.labels.get(key)) for run in runs}) > 1]
     names = [

@@ -199,7 +199,8 @@ def save_plot(trace: Trace, path: Path) -> None:
     counts, edges = np.histogram(trace.arrival_ns / NS, bins)
     left.stairs(counts / np.maximum(np.diff(edges), 1e-9), edges, color="#0072B2")
     left.set(xlabel="time (s)", ylabel="arrivals per second", ylim=(0, None))
-    for column, label, colour in ((trace.prompt_tokens, "prompt", "#0072B2"), (trace.output_tokens, "output", "#E69F00")):
+    columns = {"prompt": trace.prompt_tokens, "output": trace.output_tokens}
+    for (label, column), colour in zip(columns.items(), ("#0072B2", "#E69F00"), strict=True):
         values = np.sort(column)
         right.step(values, np.arange(1, len(values) + 1) / len(values), where="post", label=label, color=colour)
     right.set(xlabel="tokens", ylabel="share of requests", xscale="symlog", ylim=(0, 1.02))

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Prefill(NamedTuple):
-    """A grant that is not a plain decode: `count` tokens of `request` from position `start`."""
+    """A grant that is not a plain decode: `tokens` of `request` from position `start`."""
 
     request: EngineRequest
     start: int
-    count: int
+    tokens: int
 
 
 @dataclass(slots=True)

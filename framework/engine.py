@@ -289,7 +289,7 @@ class Engine:
             decodes = list(decodes) if decision.prefills else decodes  # members change when a prompt is done
         else:
             context = sum([request.num_computed_tokens for request in decodes]) + len(decodes)
-        tokens = sum([prefill.count for prefill in decision.prefills]) if decision.prefills else 0
+        tokens = sum([prefill.tokens for prefill in decision.prefills]) if decision.prefills else 0
         batch = Batch(decision.prefills, decodes, decision.decodes_at, tokens, context, ledger.copies_out, ledger.copies_in)
         if self.columns is not None:
             self._fill_inputs(decision, batch, self.columns)
@@ -312,7 +312,7 @@ class Engine:
         if result.failed:
             batch, result = self._drop_failed(batch, result, now)
         if self._observe is not None:
-            prefills = tuple((prefill.request, prefill.count) for prefill in batch.prefills)
+            prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
             self._observe(Progressed(prefills, tuple(batch.decodes), 1))
         for request, state in self._progress(batch, result, now):
             self.finish(request, state, now)
@@ -380,7 +380,7 @@ class Engine:
         Returns whether it reached its final length by that.
         """
         request = prefill.request
-        request._computed = prefill.start + prefill.count
+        request._computed = prefill.start + prefill.tokens
         self.ledger.publish(request)
         if request._computed == request._tokens:
             self._emit(request, now)

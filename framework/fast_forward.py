@@ -91,14 +91,21 @@ def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int) 
     assert last is not None and engine.standing_until is not None
     stop = min(engine.standing_until, engine.next_event_ns())
     tick, now, free, area = cohort.tick, stretch.end_ns, stretch.free, stretch.free_block_ns
+    spare = len(pool)
     while tick < last and now < stop:
         needing = buckets[tick % size]
         if needing:
             need = len(needing)
-            if need > len(pool) and (need > free or cache.eviction_disturbs(need)):
+            if need <= spare:
+                for request in needing:
+                    request.block_table.append(pool.pop())
+                spare -= need
+            elif need > free or cache.eviction_disturbs(need):
                 break
-            for request in needing:
-                request.block_table += (pool.pop(),) if pool else cache.allocate(1)
+            else:
+                for request in needing:
+                    request.block_table += cache.allocate(1)
+                spare = len(pool)
             free -= need
         duration = duration_ns(context)
         note(duration)

@@ -27,7 +27,7 @@ def check_step(decision: Decision, budget: int, ledger: Ledger) -> None:
         assert len(request.block_table) == ledger.blocks_for(start + count), f"{request}: table of the wrong length"
         granted += count
     assert granted <= budget, f"granted {granted} tokens with a budget of {budget}"
-    assert len(ledger.free_slots) >= 0 and ledger.cache.num_free >= 0, "more was given than there is"
+    assert ledger.cache.num_unowned >= 0, "more blocks were evicted than nobody owned"
 
 
 def audit(ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from schedlab.framework.batch import Prefill
 from schedlab.framework.errors import PolicyError
@@ -83,7 +83,7 @@ class Step:
     )  # fmt: skip
 
     def __init__(self, ledger: Ledger, policy: str, index: int, now_ns: int, token_budget: int) -> None:
-        self._ledger: Ledger | None = ledger
+        self._ledger = ledger
         self._cohort = ledger.cohort
         self._policy = policy
         self._index = index
@@ -113,13 +113,13 @@ class Step:
     @property
     def waiting(self) -> Sequence[Request]:
         """Requests that do not run, in arrival order, preempted ones included, as of the start of the step."""
-        return View(self._books().waiting)
+        return View(self._ledger.waiting)
 
     @property
     def running(self) -> Sequence[Request]:
         """Requests that hold a slot, in admission order, as of the start of the step."""
         if self._running is None:
-            self._running = tuple(self._books().running)
+            self._running = tuple(self._ledger.running)
         return self._running
 
     @property
@@ -135,47 +135,47 @@ class Step:
     @property
     def token_budget(self) -> int:
         """Tokens that this step may still grant."""
-        self._books()
         return self._budget
 
     @property
     def free_slots(self) -> int:
         """Sequences that may still be admitted."""
-        return len(self._books().free_slots)
+        return len(self._ledger.free_slots)
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that can be had now: free and cached-unowned ones."""
-        return self._books().cache.num_free
+        return self._ledger.cache.num_free
 
     @property
     def cache_changed(self) -> Sequence[Request]:
         """Waiting requests whose `cached_tokens` changed since this was last read, new ones included, in arrival order."""
         if self._changed is None:
-            self._changed = tuple(self._books().cache.take_changed())
+            self._changed = tuple(self._ledger.cache.take_changed())
         return self._changed
 
     def cached_tokens(self, request: Request) -> int:
         """The position from which a grant would compute now; true when read, a later grant may evict it."""
-        ledger = self._books()
-        granted = self._admitted.get(cast(EngineRequest, request))
-        return ledger.start_of(cast(EngineRequest, request)) if granted is None else granted
+        ledger = self._ledger
+        req: EngineRequest = request  # type: ignore[assignment]
+        granted = self._admitted.get(req)
+        return ledger.start_of(req) if granted is None else granted
 
     def pending_tokens(self, request: Request) -> int:
         """Tokens beyond `cached_tokens` that running or just granted requests are computing and will publish."""
-        ledger, req = self._books(), cast(EngineRequest, request)
+        ledger, req = self._ledger, _own(request)
         return ledger.cache.pending_blocks(req) * ledger.block_size
 
     def blocks_needed(self, request: Request, tokens: int) -> int:
         """By how much `free_blocks` would fall if `request` were granted `tokens`."""
-        ledger, req = self._books(), cast(EngineRequest, request)
+        ledger, req = self._ledger, _own(request)
         if req._state == "running":
             return max(ledger.blocks_to_continue(req, tokens), 0)
         return ledger.blocks_to_admit(req, tokens)
 
     def fits(self, request: Request) -> int:
         """The largest grant possible now, in tokens; 0 when none is."""
-        ledger, req = self._books(), cast(EngineRequest, request)
+        ledger, req = self._ledger, _own(request)
         if req.step == self._index or (req._state != "running" and not ledger.free_slots):
             return 0
         start = ledger.start_of(req)
@@ -194,7 +194,7 @@ class Step:
         A waiting request is admitted and adopts its cached prefix. Raises PolicyError for a second grant, a request that
         was preempted in this step, or one that is neither waiting nor running.
         """
-        req = cast(EngineRequest, request)
+        req: EngineRequest = request  # type: ignore[assignment]
         index = self._index
         if req.step == index:
             self._refuse_again(req)
@@ -219,7 +219,7 @@ class Step:
         """
         if requests is not None:
             return [request for request in requests if not self.grant(self._decoding_only(request))]
-        ledger, members = self._books(), self._cohort.members
+        ledger, members = self._ledger, self._cohort.members
         if not members:
             return []
         needing = self._cohort.needing_block()
@@ -238,7 +238,7 @@ class Step:
 
         `swap` keeps its keys and values on the host; if the host pool is full, it becomes a counted `recompute`.
         """
-        req, ledger = cast(EngineRequest, request), self._books()
+        req, ledger = _own(request), self._ledger
         self._freeze()
         if req in self._admitted:
             self._take_back(req)
@@ -255,7 +255,6 @@ class Step:
 
     def idle_until(self, t: float = math.inf) -> None:
         """Grant nothing until `t` seconds, the next arrival or the next abort, whichever comes first."""
-        self._books()
         self._idle_until_ns = t if math.isinf(t) else to_ns(t)
 
     def hold(self, until: float | None = None) -> None:
@@ -264,24 +263,21 @@ class Step:
 
         Legal only if this step grants one token to all of `decoding` and does nothing else.
         """
-        self._books()
         self._hold_until_ns = math.inf if until is None else to_ns(until)
 
     def close(self) -> Decision:
         """The engine calls this when `schedule` returned: the step is dead, every further use is a PolicyError."""
-        self._books()
-        self._ledger = None
-        self._budget = 0
-        self._open = True
-        return Decision(
+        decision = Decision(
             self._now_ns, self._prefills, self._decodes, self._decodes_at, self._admitted, self._preempted, self._refusals,
             self._idle_until_ns, self._hold_until_ns,
         )  # fmt: skip
+        self.__class__ = DeadStep
+        return decision
 
     # -- how the verbs do it ------------------------------------------------------------------------------------------
 
     def _grant_prefill(self, req: EngineRequest, max_tokens: int | None) -> Grant:
-        ledger = self._books()
+        ledger = self._ledger
         admission = req._state != "running"
         if admission and req._state not in ("waiting", "preempted", "swapped"):
             self._fail(f"cannot be granted: it is {req._state}", req)
@@ -314,7 +310,7 @@ class Step:
         return Grant(tokens)
 
     def _give_block(self, req: EngineRequest) -> bool:
-        ledger = self._books()
+        ledger = self._ledger
         if not ledger.cache.num_free:
             return False
         req.block_table += ledger.cache.allocate(1)
@@ -330,7 +326,7 @@ class Step:
             return
         for i, prefill in enumerate(self._prefills):
             if prefill.request is req:
-                self._budget += prefill.count
+                self._budget += prefill.tokens
                 self._decodes_at -= i < self._decodes_at
                 del self._prefills[i]
                 self._admitted.pop(req, None)
@@ -340,7 +336,7 @@ class Step:
         """Before anything leaves the engine's lists, keep them as they were at the start of the step."""
         if isinstance(self._decoding, tuple):
             return
-        self._running = tuple(self._books().running) if self._running is None else self._running
+        self._running = tuple(self._ledger.running) if self._running is None else self._running
         if self._decodes is self._cohort.members and self._decodes:  # a bulk grant refers to the cohort's own list
             self._decodes = list(self._decodes)
             for request in self._decodes:
@@ -353,8 +349,7 @@ class Step:
         return request
 
     def _refused(self, req: EngineRequest, grant: Grant) -> Grant:
-        self._books()
-        self._refusals.append((req._request_id, cast(str, grant.refusal)))
+        self._refusals.append((req._request_id, str(grant.refusal)))
         return grant
 
     def _refuse_again(self, req: EngineRequest) -> None:
@@ -362,10 +357,22 @@ class Step:
             self._fail("was preempted in this step and cannot be granted in it", req)
         self._fail("a second grant in one step", req)
 
-    def _books(self) -> Ledger:
-        if self._ledger is None:
-            self._fail("used a step after its schedule returned")
-        return cast(Ledger, self._ledger)
-
     def _fail(self, rule: str, request: Request | None = None) -> None:
         raise PolicyError(self._policy, rule, request.request_id if request is not None else None)
+
+
+class DeadStep(Step):
+    """What a step turns into when `schedule` has returned, so that a live step need not ask whether it lives."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("__class__", "__repr__"):
+            return object.__getattribute__(self, name)
+        policy: str = object.__getattribute__(self, "_policy")
+        raise PolicyError(policy, f"used step.{name} after its schedule returned")
+
+
+def _own(request: Request) -> EngineRequest:
+    """Every request that a policy meets is the engine's."""
+    return request  # type: ignore[return-value]

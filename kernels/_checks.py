@@ -49,6 +49,15 @@ def integers(op: str, name: str, x: Tensor, device: torch.device, *shape: int) -
         fail(op, name, "contiguous in its last dimension", f"strides {x.stride()}")
 
 
+def parameters(op: str, name: str, x: Tensor, device: torch.device, num_rows: int) -> None:
+    """`x` is one float32 or float64 a row."""
+    if x.dtype not in (torch.float32, torch.float64):
+        fail(op, name, "float32 or float64", x.dtype)
+    shaped(op, name, x, num_rows)
+    if x.device != device or (num_rows > 1 and x.stride(0) != 1):
+        fail(op, name, f"contiguous on {device}", f"strides {x.stride()} on {x.device}")
+
+
 def output(op: str, out: Tensor | None, like: Tensor, *shape: int) -> Tensor:
     """`out` itself if it can take a result of this shape and of the type of `like`; else a new tensor."""
     if out is None:
@@ -132,7 +141,7 @@ def slots(op: str, slots_T: Tensor, k_cache: Tensor) -> None:
     used = slots_T[slots_T != -1]
     if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < capacity:
         fail(op, "slots", f"-1 or in 0 .. {capacity - 1}", used.tolist())
-    if used.unique().numel() != used.numel():
+    if len(set(used.tolist())) != used.numel():
         fail(op, "slots", "unique but for -1", used.tolist())
 
 

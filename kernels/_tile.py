@@ -4,7 +4,7 @@ Knows block tables and the online softmax (Milakov and Gimelshein, 2018; Dao, 20
 Suffixes: M rows of the tile, N keys of one step, D head size padded to a power of two.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 import triton
@@ -20,7 +20,7 @@ def dot(a, b, acc):
     """acc + a @ b in float32. The interpreter adds bfloat16 as integers, so there the operands are widened first."""
     if INTERPRETED:
         return acc + tl.dot(a.to(b.dtype).to(tl.float32), b.to(tl.float32))
-    else:  # noqa: RET505 - the compiler visits what follows a static if, even one that returns
+    else:  # needed: the compiler visits what follows a static if, even one that returns
         precision: tl.constexpr = "tf32x3" if b.dtype == tl.float32 else None
         return tl.dot(a.to(b.dtype), b, acc, input_precision=precision)
 
@@ -51,7 +51,8 @@ def attend(
         exists_N = keys_N < context
         blocks_N = tl.load(table_ptr + keys_N // BLOCK_SIZE, mask=exists_N, other=0).to(tl.int64)
         offsets_N = blocks_N * stride_block + (keys_N % BLOCK_SIZE) * stride_slot
-        k_DN = tl.load(k_ptr + offsets_N[None, :] + d_D[:, None], mask=exists_N[None, :] & in_head_D[:, None], other=0.0)
+        mask_DN = exists_N[None, :] & in_head_D[:, None]
+        k_DN = tl.load(k_ptr + offsets_N[None, :] + d_D[:, None], mask=mask_DN, other=0.0)
         scores_MN = dot(q_MD, k_DN.to(q_MD.dtype), tl.zeros([q_MD.shape[0], BLOCK_N], tl.float32))
         if softcap is None:
             to_log2 = qk_scale * LOG2_E
@@ -69,7 +70,8 @@ def attend(
         weights_MN = tl.exp2(scores_MN * to_log2 - base_M[:, None])
         decay_M = tl.exp2(peak_M - base_M)
         mass_M = mass_M * decay_M + tl.sum(weights_MN, 1)
-        v_ND = tl.load(v_ptr + offsets_N[:, None] + d_D[None, :], mask=exists_N[:, None] & in_head_D[None, :], other=0.0)
+        mask_ND = exists_N[:, None] & in_head_D[None, :]
+        v_ND = tl.load(v_ptr + offsets_N[:, None] + d_D[None, :], mask=mask_ND, other=0.0)
         acc_MD = dot(weights_MN, v_ND.to(q_MD.dtype), acc_MD * decay_M[:, None])
         peak_M = new_peak_M
     return acc_MD, peak_M, mass_M

@@ -1,6 +1,6 @@
 """SiLU(gate) * up on the packed output of one matrix product: gate is the first half of a row, up the second."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 import triton
@@ -26,7 +26,8 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, size, stride_row, stride_out, BLOCK: 
 def silu_mul(gate_up_T2I: Tensor, *, out: Tensor | None = None) -> Tensor:
     """See `reference.silu_mul`.
 
-    gate_up [T, 2I], out [T, I], bfloat16, float16 or float32 of one type; rows contiguous, at any stride. Raises ValueError.
+    gate_up [T, 2I], out [T, I], bfloat16, float16 or float32 of one type; rows contiguous, at any stride.
+    Raises ValueError.
     """
     op = "silu_mul"
     checks.floats(op, "gate_up", gate_up_T2I, 2)
@@ -35,6 +36,7 @@ def silu_mul(gate_up_T2I: Tensor, *, out: Tensor | None = None) -> Tensor:
         checks.fail(op, "gate_up", "of an even width, gate and up", width)
     out = checks.output(op, out, gate_up_T2I, num_rows, width // 2)
     if out.numel():
-        grid = (num_rows, triton.cdiv(width // 2, BLOCK))
-        _silu_mul_kernel[grid](gate_up_T2I, out, width // 2, gate_up_T2I.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=4)
+        _silu_mul_kernel[num_rows, triton.cdiv(width // 2, BLOCK)](
+            gate_up_T2I, out, width // 2, gate_up_T2I.stride(0), out.stride(0), BLOCK=BLOCK, num_warps=4
+        )
     return out

@@ -1,11 +1,11 @@
 """Paged decode attention, split over keys: one query a sequence, the heads of a group as the rows of one tile.
 
-Splits have a fixed size, not a fixed count, and are combined in order, so that a row's bits depend on its sequence alone.
-Which program computes a split is free: the grid comes from capacity, lengths are read on the device, and nothing needs
-the host, so that a captured CUDA graph serves every later length.
+Splits have a fixed size, not a fixed count, and are combined in order, so that a row's bits depend on its sequence
+alone. Which program computes a split is free: the grid comes from capacity, lengths are read on the device, and nothing
+needs the host, so that a captured CUDA graph serves every later length.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 import torch
@@ -95,9 +95,8 @@ def _combine_kernel(
         exists_C = splits_C < last_split
         rows_C = row * max_splits + splits_C
         lse_C = tl.load(split_lse_ptr + rows_C, mask=exists_C, other=float("-inf"))
-        partial_CD = tl.load(
-            partial_ptr + rows_C[:, None] * HEAD_DIM + d_D[None, :], mask=exists_C[:, None] & in_head_D[None, :], other=0.0
-        )
+        mask_CD = exists_C[:, None] & in_head_D[None, :]
+        partial_CD = tl.load(partial_ptr + rows_C[:, None] * HEAD_DIM + d_D[None, :], mask=mask_CD, other=0.0)
         new_peak = tl.maximum(peak, tl.max(lse_C, 0))  # finite: every split that exists holds a visible key
         weights_C = tl.exp2(lse_C - new_peak)
         decay = tl.exp2(peak - new_peak)
@@ -114,7 +113,13 @@ def _combine_kernel(
 
 
 def decode_workspace(
-    num_sequences: int, num_heads: int, head_dim: int, max_context: int, *, dtype: torch.dtype, device: torch.device | str
+    num_sequences: int,
+    num_heads: int,
+    head_dim: int,
+    max_context: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
 ) -> Tensor:
     """Scratch memory for `decode_attention`, to allocate once: float32, for the partial result of every split.
 
@@ -157,9 +162,9 @@ def decode_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `reference.decode_attention`; arguments as those of `attention_prefill.prefill_attention`.
 
-    q_NHD and out [N, H, D]. `workspace` (see `decode_workspace`) must hold the splits of N sequences as long as the block
-    tables allow; None allocates it. Safe to capture in a CUDA graph with `out` and `workspace` given: the grid depends on
-    shapes only. A row of context length 0 becomes 0. Raises ValueError.
+    q_NHD and out [N, H, D]. `workspace` (see `decode_workspace`) must hold the splits of N sequences as long as the
+    block tables allow; None allocates it. Safe to capture in a CUDA graph with `out` and `workspace` given: the grid
+    depends on shapes only. A row of context length 0 becomes 0. Raises ValueError.
     """
     op = "decode_attention"
     checks.attention(op, q_NHD, k_cache, v_cache, block_tables_NB, context_lens_N, scale, window, softcap)
@@ -178,7 +183,8 @@ def decode_attention(
     _split_kernel[num_kv_heads, num_sequences, programs](
         q_NHD, k_cache, v_cache, partial, split_lse, block_tables_NB, context_lens_N,
         checks.scale_tensor(op, "k_scale", k_scale, q_NHD.device), scale, window, softcap, max_splits,
-        q_NHD.stride(0), q_NHD.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables_NB.stride(0),
+        q_NHD.stride(0), q_NHD.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
+        block_tables_NB.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         SPLIT=tile.split, BLOCK_M=configs.decode_rows(group), BLOCK_N=tile.block_n, BLOCK_D=block_d,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -1,10 +1,10 @@
 """Paged prefill attention: variable lengths, chunks, lower-right causal, grouped query heads, window, soft cap.
 
-One program computes a tile of BLOCK_M rows, each a (token, head of the group) pair of one sequence and one KV head, so that
-heads which share keys load them once. Which tiles exist is found on the device; the host reads no length.
+One program computes a tile of BLOCK_M rows, each a (token, head of the group) pair of one sequence and one KV head, so
+that heads which share keys load them once. Which tiles exist is found on the device; the host reads no length.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 import torch
@@ -40,7 +40,8 @@ def _sequence_of(tile, starts_ptr, num_sequences, BLOCK_Q: tl.constexpr):
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, tables_ptr, contexts_ptr, starts_ptr, k_scale_ptr, v_scale_ptr,
     num_sequences, scale, window, softcap,
-    stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_block, stride_slot, stride_kv_head, stride_table,
+    stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+    stride_block, stride_slot, stride_kv_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip

@@ -36,8 +36,8 @@ class DecodeTile:
     num_stages: int
 
 
-# By the padded head size. Keys are reached through the block table, two loads a step: 5 stages keep two steps of keys in
-# flight, 3 keep one. 64 rows and more let an sm_90 multiply by warp groups.
+# By the padded head size. Keys are reached through the block table, two loads a step: 5 stages keep two steps of keys
+# in flight, 3 keep one. 64 rows and more let an sm_90 multiply by warp groups.
 _PREFILL_16_BIT = {64: PrefillTile(128, 64, 8, 5), 128: PrefillTile(128, 64, 8, 5), 256: PrefillTile(64, 32, 8, 5)}
 _DECODE_16_BIT = {64: DecodeTile(64, 512, 4, 5), 128: DecodeTile(64, 512, 4, 5), 256: DecodeTile(32, 512, 4, 5)}
 # float32 takes three tensor-core products for one, and so many registers that larger heads would not fit.

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 
 class Kernels(NamedTuple):
@@ -53,7 +52,7 @@ def kernels(device: torch.device | str, backend: str | None = None) -> Kernels:
     if name not in ("triton", "torch", "reference"):
         raise ValueError(f"kernels: backend must be triton, torch or reference, got {name!r}")
     if name == "triton" and kind != "cuda" and not _interpreted():
-        raise ValueError(f"kernels: triton runs on cuda tensors, got device {kind!r}; use torch, or set TRITON_INTERPRET=1")
+        raise ValueError(f"kernels: triton runs on cuda, got device {kind!r}; use torch, or set TRITON_INTERPRET=1")
     return _load(name)
 
 
@@ -68,6 +67,3 @@ def _load(name: str) -> Kernels:
     whole = {"torch": "torch_backend", "reference": "reference"}
     modules = dict.fromkeys(_TRITON_MODULES, whole[name]) if name in whole else _TRITON_MODULES
     return Kernels(name, *(getattr(import_module(f"{__package__}.{modules[op]}"), op) for op in _TRITON_MODULES))
-
-
-__all__ = ["Kernels", "Operation", "kernels", "Tensor"]

@@ -1,6 +1,6 @@
 """Rotary embedding of queries and keys, and the write of keys and values to their slots: one program a token."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 import torch
@@ -54,8 +54,9 @@ def _rope_kv_write_kernel(
     q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, out_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, k_scale_ptr, v_scale_ptr,
     stride_q, stride_q_head, stride_k, stride_k_head, stride_v, stride_v_head, stride_cos,
     stride_block, stride_slot, stride_cache_head,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     r_R = tl.arange(0, BLOCK_R)
@@ -95,9 +96,9 @@ def rope_kv_write(
 ) -> Tensor:
     """See `reference.rope_kv_write`.
 
-    q [T, H, D], k and v [T, K, D] bfloat16, float16 or float32 of one type, views of a packed product included; cos and sin
-    [T, R] of any of these types, equal strides; caches as in `attention_prefill.prefill_attention`; slots [T] int32 or
-    int64, unique but for -1. Returns a new contiguous [T, H, D]. Raises ValueError.
+    q [T, H, D], k and v [T, K, D] bfloat16, float16 or float32 of one type, views of a packed product included; cos and
+    sin [T, R] of any of these types, equal strides; caches as in `attention_prefill.prefill_attention`; slots [T] int32
+    or int64, unique but for -1. Returns a new contiguous [T, H, D]. Raises ValueError.
     """
     op = "rope_kv_write"
     checks.floats(op, "q", q_THD, 3)

@@ -1,6 +1,6 @@
 """RMSNorm, alone or with the residual addition before it: one read of each input, one write of each output."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 import torch
@@ -43,8 +43,8 @@ def rms_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `reference.rms_norm`.
 
-    x [T, H], or [T, heads, H] without a residual; residual [T, H]; weight [H]; out like x, or x itself. bfloat16, float16
-    or float32, all of one type; any strides but in the last dimension, which is contiguous. Raises ValueError.
+    x [T, H], or [T, heads, H] without a residual; residual [T, H]; weight [H]; out like x, or x itself. bfloat16,
+    float16 or float32, all of one type; any strides but in the last dimension, which is contiguous. Raises ValueError.
     """
     op = "rms_norm"
     checks.floats(op, "x", x_TH, 3 if x_TH.ndim == 3 else 2)

@@ -4,8 +4,8 @@ Arithmetic is float64 throughout and only the result is rounded to the type of t
 results to compare with. Knows nothing of speed, tiles or devices; loops over sequences on the host.
 
 Shapes: T tokens of all sequences, N sequences, H query heads, K KV heads, D head size, R half of the rotary size,
-B blocks of the widest table, S sampled rows, V vocabulary, I intermediate size. A cache is [num_blocks, block_size, K, D];
-the slot of a token is block * block_size + offset. Integer tensors are int32 or int64.
+B blocks of the widest table, S sampled rows, V vocabulary, I intermediate size. A cache is [num_blocks, block_size, K,
+D]; the slot of a token is block * block_size + offset. Integer tensors are int32 or int64.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def rope_kv_write(
 ) -> Tensor:
     """Rotate Q and K, write rotated K and V to their slots, return rotated Q [T, H, D] (Su et al., 2021).
 
-    The rotation pairs element i with i + R of the first 2R elements of a head; the rest is copied. A token with slot -1
-    is rotated and not written. The cache holds x / scale, saturated at ±448 where it is float8_e4m3fn; a scale is a number
-    or a tensor of one element.
+    The rotation pairs element i with i + R of the first 2R elements of a head; the rest is copied. A token of slot -1
+    is rotated and not written. The cache holds x / scale, saturated at ±448 where it is float8_e4m3fn; a scale is a
+    number or a tensor of one element.
     """
     keep = slots_T >= 0
     slots = slots_T[keep].long()
@@ -92,7 +92,7 @@ def prefill_attention(
     The queries are the last tokens of the sequence: with L of them, query i stands at position context_lens[n] - L + i
     and sees keys 0 .. its own position, or the last `window` of those, itself included. Scores are scale * q·k, then
     softcap * tanh(score / softcap). A query that sees no key gives 0. query_starts[N] is T.
-    Returns [T, H, D]; with `return_lse` also the natural log of the sum of exponentials, float [T, H], -inf without keys.
+    Returns [T, H, D]; with `return_lse` also the natural log of the sum of exponentials, [T, H], -inf without keys.
     """
     out_THD = q_THD.new_zeros(q_THD.shape, dtype=torch.float64)
     lse_TH = q_THD.new_zeros(q_THD.shape[:2], dtype=torch.float64)
@@ -133,9 +133,9 @@ def sample(
 ) -> Tensor:
     """Draw one token id a row, int64 [S], from (logits, temperature, top_k, top_p, seed, position) of that row alone.
 
-    Temperature 0 takes the largest logit, the lowest id on a tie. Otherwise candidates are ordered by (logit down, id up);
-    the first top_k stay (0, negative or >= V: all); of those, with softmax(logits / temperature) renormalised over them,
-    the ones before which less than top_p of the mass lies (always one; >= 1: all). Of what stays, the largest
+    Temperature 0 takes the largest logit, the lowest id on a tie. Otherwise candidates are ordered by (logit down, id
+    up); the first top_k stay (0, negative or >= V: all); of those, with softmax(logits / temperature) renormalised over
+    them, the ones before which less than top_p of the mass lies (always one; >= 1: all). Of what stays, the largest
     logit / temperature + gumbel_noise wins (Gumbel-max: a draw from the softmax). A logit of -inf is never drawn.
     A row whose largest logit is not finite (NaN or +inf anywhere, or -inf everywhere) yields -1.
     """
@@ -193,7 +193,8 @@ def _stored(x: Tensor, dtype: torch.dtype, scale: Scale) -> Tensor:
 
 def _rotate(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     half = cos_TR.shape[-1]
-    low, high, tail = x_THD.double().split([half, half, x_THD.shape[-1] - 2 * half], dim=-1)
+    x_THD = x_THD.double()
+    low, high, tail = x_THD[..., :half], x_THD[..., half : 2 * half], x_THD[..., 2 * half :]
     cos, sin = cos_TR.double()[:, None], sin_TR.double()[:, None]
     return torch.cat([low * cos - high * sin, high * cos + low * sin, tail], dim=-1)
 

@@ -1,10 +1,10 @@
-"""Greedy and seeded top-k / top-p sampling without a sort: one program a row, which finds the least kept logit by bisection.
+"""Greedy and seeded top-k / top-p sampling without a sort: one program a row finds the least kept logit by bisection.
 
 Noise is a function of (seed, position, vocab id), so that a row's token never depends on the rest of the batch. Knows
 nothing of requests; what a token is drawn from is said in `reference.sample`.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 from __future__ import annotations
 
 import torch
@@ -73,6 +73,7 @@ def _greedy(row_ptr, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weight(x, peak, temperature):
+    """Softmax mass relative to the peak's, float32."""
     return tl.exp2((x - peak) / temperature * LOG2_E)
 
 
@@ -158,11 +159,12 @@ def _sample_kernel(
 ):  # fmt: skip
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * stride_row
-    temperature = tl.load(temperatures_ptr + row)
+    temperature = tl.load(temperatures_ptr + row).to(tl.float64)
     peak, token, finite = _greedy(row_ptr, vocab, BLOCK)
     if finite & (temperature > 0.0):
-        top_k, top_p = tl.load(top_ks_ptr + row).to(tl.int32), tl.load(top_ps_ptr + row)
-        least, quota = _kept(row_ptr, vocab, top_k, top_p, peak, temperature, BLOCK)
+        top_k, top_p = tl.load(top_ks_ptr + row).to(tl.int32), tl.load(top_ps_ptr + row).to(tl.float32)
+        rounded = tl.maximum(temperature, 1e-30).to(tl.float32)  # still above 0
+        least, quota = _kept(row_ptr, vocab, top_k, top_p, peak, rounded, BLOCK)
         seed, position = tl.load(seeds_ptr + row).to(tl.uint64), tl.load(positions_ptr + row).to(tl.uint64)
         token = _draw(row_ptr, vocab, least, quota, peak, temperature, _mix64(_mix64(seed) + position), BLOCK)
     tl.store(tokens_ptr + row, tl.where(finite, token, -1).to(tl.int64))
@@ -173,9 +175,9 @@ def sample(
 ) -> Tensor:
     """See `reference.sample`.
 
-    logits [S, V] bfloat16, float16 or float32, rows contiguous; temperatures and top_ps [S] float32; top_ks [S] int32 or
-    int64; seeds and positions [S] int64. Masses are float32 sums: a candidate within about 1e-6 of the top_p boundary may
-    fall on either side of it. Raises ValueError.
+    logits [S, V] bfloat16, float16 or float32, rows contiguous; temperatures and top_ps [S] float32 or float64; top_ks,
+    seeds and positions [S] int32 or int64. Masses are float32 sums: a candidate within about 1e-6 of the top_p boundary
+    may fall on either side of it. Raises ValueError.
     """
     op = "sample"
     checks.floats(op, "logits", logits_SV, 2)
@@ -183,14 +185,13 @@ def sample(
     if not vocab:
         checks.fail(op, "logits", "of at least one column", list(logits_SV.shape))
     for name, x in (("temperatures", temperatures_S), ("top_ps", top_ps_S)):
-        checks.floats(op, name, x, 1, like=x if x.dtype == torch.float32 and x.device == logits_SV.device else logits_SV)
-        checks.shaped(op, name, x, num_rows)
+        checks.parameters(op, name, x, logits_SV.device, num_rows)
     for name, x in (("top_ks", top_ks_S), ("seeds", seeds_S), ("positions", positions_S)):
         checks.integers(op, name, x, logits_SV.device, num_rows)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits_SV.device)
     if num_rows:
         _sample_kernel[(num_rows,)](
-            logits_SV, temperatures_S, top_ks_S, top_ps_S, seeds_S, positions_S, tokens, vocab, logits_SV.stride(0),
-            BLOCK=BLOCK, num_warps=8,
+            logits_SV, temperatures_S, top_ks_S, top_ps_S, seeds_S, positions_S, tokens, vocab,
+            logits_SV.stride(0), BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
     return tokens

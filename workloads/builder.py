@@ -47,7 +47,10 @@ class Builder:
 
     def _coded(self, name: str, column: Sequence[str | None]) -> np.ndarray:
         number = self._names.setdefault(name, {})
-        return np.array([-1 if v is None else number.setdefault(v, len(number)) for v in column], dtype=np.int64)
+        for value in dict.fromkeys(column):
+            if value is not None:
+                number.setdefault(value, len(number))
+        return np.array([number.get(value, -1) for value in column], dtype=np.int64)
 
     def add_ids(
         self, batch: Batch, lists: Sequence[object], widths: Sequence[Sequence[int]] | None = None
@@ -57,14 +60,14 @@ class Builder:
         if (counts == -2).any():
             row = int(np.argmax(counts == -2))
             raise batch.fault(row, f"block ids are {lists[row]!r}, expected a list")
-        self._id_values.extend(self._interned(batch, lists))
+        self._id_values.frombytes(self._interned(batch, lists).tobytes())
         _pad(self._id_counts, self.rows, 0)
         self._id_counts.frombytes(np.maximum(counts, 0).tobytes())
         if widths is not None:
             self._id_widths.extend(chain.from_iterable(widths))
         return counts
 
-    def _interned(self, batch: Batch, lists: Sequence[object]) -> Iterable[int]:
+    def _interned(self, batch: Batch, lists: Sequence[object]) -> np.ndarray:
         present: list[list[object]] = [x if type(x) is list else [] for x in lists]
         try:
             return self._intern(list(chain.from_iterable(present)))

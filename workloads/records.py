@@ -17,7 +17,8 @@ from schedlab.workloads import values
 from schedlab.workloads.files import at_row, open_text
 from schedlab.workloads.values import BadValue
 
-BATCH = 8192
+BATCH = 512
+"""Small, so that the records of a batch stay in the processor's cache."""
 T = TypeVar("T")
 
 
@@ -64,8 +65,10 @@ class Batch:
 
     def labels(self, name: str) -> list[str | None]:
         """Names; numbers are taken as written, empty cells are none."""
-        out: list[str | None] = []
-        for row, value in enumerate(self.column(name)):
+        column, out = self.column(name), list[str | None]()
+        if set(map(type, column)) == {str} and "" not in column:
+            return list(column)
+        for row, value in enumerate(column):
             if value is None or value == "":
                 out.append(None)
             elif type(value) in (str, int):
@@ -109,25 +112,18 @@ def _header(path: Path, reader: Any, required: Iterable[str]) -> list[str]:
 
 def _csv_body(path: Path, reader: Any, header: list[str], size: int) -> Iterator[Batch]:
     first, keys, width = 0, frozenset(header), len(header)
-    lines: list[int] = []
-    rows: list[list[str]] = []
-
-    def batch() -> Batch:
-        columns = dict(zip(header, zip(*rows, strict=True), strict=True))
-        return Batch(path, first, lines, columns.__getitem__, keys)
-
-    for row in reader:
-        if not row:
-            continue
-        rows.append(row)
-        lines.append(reader.line_num)
-        if len(row) != width:
-            raise at_row(path, first + len(rows) - 1, lines[-1], f"{len(row)} cells, expected {width}")
-        if len(rows) == size:
-            yield batch()
-            first, lines, rows = first + size, [], []
-    if rows:
-        yield batch()
+    while rows := list(islice(reader, size)):
+        lines: Sequence[int] = range(reader.line_num - len(rows) + 1, reader.line_num + 1)
+        if set(map(len, rows)) != {width}:
+            lines = [n for n, row in zip(lines, rows, strict=True) if row]
+            rows = [row for row in rows if row]
+            for i, row in enumerate(rows):
+                if len(row) != width:
+                    raise at_row(path, first + i, lines[i], f"{len(row)} cells, expected {width}")
+        if rows:
+            columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+            yield Batch(path, first, lines, columns.__getitem__, keys)
+            first += len(rows)
 
 
 def json_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
@@ -143,7 +139,9 @@ def json_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iter
 
 def _json_batch(path: Path, first: int, chunk: list[tuple[int, str]], required: frozenset[str]) -> Batch:
     lines = [n for n, _ in chunk]
-    records = [parse_object(path, first + i, n, line) for i, (n, line) in enumerate(chunk)]
+    records = _plain_objects([line for _, line in chunk])
+    if records is None:  # one by one, to find the row at fault
+        records = [parse_object(path, first + i, n, line) for i, (n, line) in enumerate(chunk)]
     for i, record in enumerate(records):
         if not required <= record.keys():
             missing = ", ".join(map(repr, sorted(required - record.keys())))
@@ -156,18 +154,26 @@ def _json_batch(path: Path, first: int, chunk: list[tuple[int, str]], required: 
     return Batch(path, first, lines, column, keys)
 
 
+def _plain_objects(lines: list[str]) -> list[dict[str, Any]] | None:
+    """One object a line, as one JSON array; None unless it is certain that every line is an object of its own."""
+    if not all(line[:1] == "{" and line.rstrip()[-1:] == "}" for line in lines):
+        return None
+    try:
+        records: list[dict[str, Any]] = json.loads(f"[{','.join(lines)}]")
+    except (ValueError, RecursionError):
+        return None
+    return records if len(records) == len(lines) else None
+
+
 def parse_object(path: Path, row: int, line: int, text: str) -> dict[str, Any]:
     """One JSON object, or the error for its row."""
     try:
-        record = _decode(text)
+        record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise at_row(path, row, line, f"not JSON: {error}") from None
     if type(record) is not dict:
         raise at_row(path, row, line, f"a JSON {type(record).__name__}, expected an object")
     return record
-
-
-_decode = json.loads
 
 
 def first_record(path: Path) -> Mapping[str, Any]:

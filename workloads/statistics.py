@@ -177,13 +177,14 @@ def reuse_with_memory(trace: Trace, capacity_tokens: int) -> float | None:
 def oddities(trace: Trace) -> Mapping[str, int]:
     """Rows that need care, by kind; those of which there are none are left out."""
     prompt, output = trace.prompt_tokens, trace.output_tokens
+    stamped = np.ones(len(trace), dtype=bool) if trace.stamped is None else trace.stamped
     found = {
         "without a prompt": int((prompt == 0).sum()),
         "without output": int((output == 0).sum()),
         "of one output token (no decode step)": int((output == 1).sum()),
         "of more than 32,768 prompt tokens": int((prompt > 32_768).sum()),
         "of more than 131,072 prompt tokens": int((prompt > 131_072).sum()),
-        "at the stamp of the row before": int((np.diff(trace.arrival_ns) == 0).sum()),
-        "without a stamp of their own": 0 if trace.stamped is None else int((~trace.stamped).sum()),
+        "at the stamp of the row before": int((np.diff(trace.arrival_ns[stamped]) == 0).sum()),
+        "without a stamp of their own": int((~stamped).sum()),
     }
     return {kind: number for kind, number in found.items() if number}

@@ -19,7 +19,11 @@ MAX_TOKENS = 2**31 - 1
 MAX_NS = 2**62
 UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\Z")
+_DECIMAL = re.compile(r"[0-9.]*")
+_TO_ZERO = str.maketrans("123456789", "0" * 9)
 _EPOCH = datetime(1970, 1, 1)
+EXACT_FLOAT = 2.0**50
+"""Below this many ns a float64 time, itself rounded, still rounds to the right ns."""
 
 
 class BadValue(ValueError):
@@ -88,7 +92,22 @@ def times(values: Sequence[Any], unit_ns: int) -> np.ndarray:
     bulk = plain_integers(values)
     if bulk is not None and len(bulk) and bulk.min() >= 0 and bulk.max() <= MAX_NS // unit_ns:
         return bulk * unit_ns
+    floats = plain_floats(values)
+    if floats is not None and len(floats) and floats.min() >= 0 and floats.max() * unit_ns < EXACT_FLOAT:
+        return np.rint(floats * unit_ns).astype(np.int64)
     return parse_each(values, lambda v: parse_time(v, unit_ns), "a finite time of at least 0")
+
+
+def plain_floats(values: Sequence[Any]) -> np.ndarray | None:
+    """float64 column if all are numbers, or all strings of digits and points; None if any is anything else."""
+    kinds = set(map(type, values))
+    try:
+        if kinds <= {int, float} or (kinds == {str} and _DECIMAL.fullmatch("".join(values))):
+            floats = np.array(list(map(float, values)))
+            return floats if np.isfinite(floats).all() else None
+    except (OverflowError, ValueError):
+        pass
+    return None
 
 
 def parse_time(value: Any, unit_ns: int) -> int:
@@ -121,9 +140,12 @@ def _within(number: int, low: int, high: int) -> int:
 def stamps(values: Sequence[str]) -> tuple[np.ndarray, bool]:
     """Wall-clock stamps as int64 ns since 1970, and whether they carry a UTC offset; a mixture is an error.
 
-    Each value is parsed by itself: fractions of 0 to 9 digits may be mixed in one file.
+    Fractions of 0 to 9 digits may be mixed in one file.
     """
     aware = _has_offset(values[0]) if values else False
+    bulk = plain_stamps(values)
+    if bulk is not None:
+        return bulk, aware
 
     def parse(value: str) -> int:
         if _has_offset(value) != aware:
@@ -132,6 +154,25 @@ def stamps(values: Sequence[str]) -> tuple[np.ndarray, bool]:
 
     kind = "with" if aware else "without"
     return parse_each(values, parse, f"a stamp like 2023-11-16 18:17:03.979960, {kind} a UTC offset as in row 0"), aware
+
+
+def plain_stamps(values: Sequence[Any]) -> np.ndarray | None:
+    """int64 ns if all stamps have the length of the first and no offset, or all UTC; None if any is anything else."""
+    if set(map(type, values)) != {str} or not values[0].isascii():
+        return None
+    first: str = values[0]
+    utc = next((end for end in ("+00:00", "Z") if first.endswith(end)), "")
+    digits = len(first) - len(utc) - len("2023-11-16 18:17:03.")
+    shape = "0000-00-00 00:00:00" + ("." + "0" * digits if digits > 0 else "") + utc.translate(_TO_ZERO)
+    joined = "".join(values)
+    if joined.replace("T", " ").translate(_TO_ZERO) != shape * len(values) or digits > 9:
+        return None
+    if utc and joined.count(utc) != len(values):
+        return None
+    try:
+        return np.array([v[: len(v) - len(utc)] for v in values], dtype="datetime64[ns]").astype(np.int64)
+    except ValueError:
+        return None
 
 
 def parse_stamp(value: str) -> int:
@@ -161,11 +202,12 @@ class IdInterner:
     def __init__(self) -> None:
         self._other: dict[int | str, int] = {}
 
-    def __call__(self, ids: list[Any]) -> list[int] | np.ndarray:
-        """Raises ValueError for an id that is neither an integer nor a string."""
-        if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= -self._BIG and max(ids) < self._BIG)):
-            return ids
-        return [self._one(i) for i in ids]
+    def __call__(self, ids: list[Any]) -> np.ndarray:
+        """int64 [len(ids)]. Raises ValueError for an id that is neither an integer nor a string."""
+        bulk = plain_integers(ids) if set(map(type, ids)) <= {int} else None
+        if bulk is not None and bulk.min() >= -self._BIG and bulk.max() < self._BIG:
+            return bulk
+        return np.array([self._one(i) for i in ids], dtype=np.int64)
 
     def _one(self, value: Any) -> int:
         if type(value) is float and value.is_integer():

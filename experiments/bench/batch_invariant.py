@@ -2,8 +2,8 @@
 
     python -m schedlab.experiments.bench.batch_invariant [model] [dtype]
 
-Requests have different random prompts; the decode steps measured begin at a context of 128. The logits' bits are compared
-for one request alone and beside others.
+Requests have different random prompts; the decode steps measured begin at a context of 128. The bits of one request's
+logits are compared alone and beside others.
 """
 
 from __future__ import annotations

@@ -148,7 +148,9 @@ def main() -> None:
     console.print(table)
     lookup, _ = best_of(lambda: lookup_costs()[0])
     chain, _ = best_of(lambda: lookup_costs()[1])
-    console.print(f"fully cached prompt of 8,192 tokens: lookup {lookup:.1f} µs, digest chain {chain:.0f} µs once a request")
+    console.print(
+        f"fully cached prompt of 8,192 tokens: lookup {lookup:.1f} µs, digest chain {chain:.0f} µs once a request"
+    )
 
 
 if __name__ == "__main__":

@@ -177,8 +177,8 @@ def _check(points: Sequence[Point]) -> None:
             raise ConfigError(f"profile: expected measured {what} steps, found none")
     if len(works) < 2 * len(RATES):
         raise ConfigError(f"profile: expected at least {2 * len(RATES)} different steps, found {len(works)}")
-    if slowest := [point for point in points if point.duration_ns <= 0]:
-        raise ConfigError(f"profile: expected durations above 0 ns, found {slowest[0].duration_ns}")
+    if impossible := [point for point in points if point.duration_ns <= 0]:
+        raise ConfigError(f"profile: expected durations above 0 ns, found {impossible[0].duration_ns}")
 
 
 def fit(points: Sequence[Point]) -> Coefficients:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from schedlab.framework.errors import ConfigError
 
-Path = Literal["memory", "interconnect", "host"]
+Route = Literal["memory", "interconnect", "host"]
 Unit = Literal["linear", "attention"]
 
 
@@ -83,20 +83,20 @@ class Hardware:
         expected, found = " or ".join(arithmetic), ", ".join(self.peak_tflops)
         raise ConfigError(f"hardware.peak_tflops ({self.name}): expected {expected}, found {found}")
 
-    def peak_bandwidth(self, path: Path) -> float:
-        """Datasheet bytes/s of a path."""
+    def peak_bandwidth(self, route: Route) -> float:
+        """Datasheet bytes/s of a route."""
         rates = {"memory": self.memory_gb_s, "interconnect": self.interconnect_gb_s, "host": self.host_link_gb_s}
-        return rates[path] * 1e9
+        return rates[route] * 1e9
 
     def flops(self, arithmetic: tuple[str, ...], unit: Unit) -> float:
         """FLOP/s that are reached."""
         efficiency = self.linear_efficiency if unit == "linear" else self.attention_efficiency
         return self.peak_flops(arithmetic) * efficiency
 
-    def bandwidth(self, path: Path) -> float:
+    def bandwidth(self, route: Route) -> float:
         """Bytes/s that are reached."""
-        efficiency = self.memory_efficiency if path == "memory" else self.link_efficiency
-        return self.peak_bandwidth(path) * efficiency
+        efficiency = self.memory_efficiency if route == "memory" else self.link_efficiency
+        return self.peak_bandwidth(route) * efficiency
 
     def ridge(self, dtype: str) -> float:
         """FLOP/byte at which the datasheet's peak and bandwidth take equal time (Williams et al., CACM 52(4), 2009)."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from schedlab.framework.cost.hardware import Hardware, Path, Unit
+from schedlab.framework.cost.hardware import Hardware, Route, Unit
 from schedlab.framework.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,14 +135,14 @@ def windowed_context(batch: Batch, window: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a step on one device: FLOPs in the first of `arithmetic` that the device has, bytes on `path`."""
+    """One part of a step on one device: FLOPs in the first of `arithmetic` that the device has, bytes on `route`."""
 
     name: str
     flops: int
     bytes: int
     arithmetic: tuple[str, ...]
     unit: Unit = "linear"
-    path: Path = "memory"
+    route: Route = "memory"
 
     @property
     def intensity(self) -> float:
@@ -153,7 +153,7 @@ class Part:
         return self.flops / hardware.flops(self.arithmetic, self.unit) if self.flops else 0.0
 
     def transfer_s(self, hardware: Hardware) -> float:
-        return self.bytes / hardware.bandwidth(self.path) if self.bytes else 0.0
+        return self.bytes / hardware.bandwidth(self.route) if self.bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Roofline:
         )  # fmt: skip
 
     def copies(self, work: Work) -> Part:
-        return Part("block copies", 0, work.copied_bytes, (), path="host")
+        return Part("block copies", 0, work.copied_bytes, (), route="host")
 
     def linears(self, work: Work) -> Part:
         """Projections: 2 FLOPs a weight and token; bytes are the weights, read once.
@@ -297,12 +297,12 @@ class Roofline:
         others = self.tensor_parallel - 1
         reduced = 2 * 2 * self.model.num_hidden_layers * work.tokens * self.model.hidden_size
         elements = (reduced + work.rows * self.model.vocab_size) * others // self.tensor_parallel
-        return Part("collectives", 0, nbytes(elements, self.activation_dtype), (), path="interconnect")
+        return Part("collectives", 0, nbytes(elements, self.activation_dtype), (), route="interconnect")
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A part on a machine. Transfers on any path count as memory."""
+    """A part on a machine. Transfers on any route count as memory."""
 
     part: Part
     compute_s: float

@@ -1,0 +1,26 @@
+"""The Triton kernels run by Triton's interpreter on CPU tensors.
+
+Interpreter or compiler is decided when triton is imported, so this folder is a process of its own:
+`pytest tests/kernels/interpreter`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+assert "triton" not in sys.modules, "run tests/kernels/interpreter on its own: triton is imported already"
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+pytest.register_assert_rewrite("cases", "shared_attention", "shared_pointwise", "shared_sampling")
+
+
+@pytest.fixture(scope="session")
+def ops():
+    import torch
+
+    from schedlab.kernels.dispatch import kernels
+
+    torch.set_num_threads(1)
+    return kernels("cpu", "triton")
