@@ -1,6 +1,6 @@
 """Checks values of a configuration against the type annotations of what they are passed to.
 
-Knows int, float, bool, str, None, lists, unions and Literal, which is what knobs are made of; lets everything else pass.
+Knows int, float, bool, str, None, lists, unions and Literal, of which knobs are made; lets everything else pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from schedlab.framework.errors import ConfigError
 
 
 def check_arguments(name: str, values: Mapping[str, Any], target: Callable[..., Any]) -> None:
-    """ConfigError for the first of `values` that does not fit the parameter of `target` of its name; `name` is the config node."""
+    """ConfigError for the first of `values` that does not fit the parameter of `target` of its name.
+
+    `name` is the config node that holds them, empty for the top level.
+    """
     hints = parameter_types(target)
     for key, value in values.items():
         hint = hints.get(key, Any)

@@ -191,7 +191,7 @@ def headline(tables: RunTables) -> str:
 def distinguishing_names(runs: Sequence[Run]) -> list[str]:
     """Each run by its policy and whatever else differs; by its directory where that does not tell them apart."""
     keys = list(dict.fromkeys(key for run in runs for key in run.labels if key != "policy"))
-    differing = [key for key in keys if len({str(run.labels.get(key)) for run in runs}) > 1]
+    differing = [key for key in keys if len({str(run.labels[key]) for run in runs if key in run.labels}) > 1]
     names = [
         " ".join([run.policy, *(f"{key}={run.labels[key]}" for key in differing if key in run.labels)]) for run in runs
     ]

@@ -7,9 +7,9 @@ Knows lengths and ticks; knows nothing of pools, slots or tokens.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from heapq import heappop, heappush
 
+from schedlab.framework.lineup import Lineup
 from schedlab.framework.request import STILL, Cadence, EngineRequest
 
 
@@ -20,12 +20,13 @@ def _by_admission(request: EngineRequest) -> int:
 class DecodeCohort(Cadence):
     """Members in admission order. `emitted_ns` is when they last emitted together; `stragglers` emitted at another time."""
 
-    __slots__ = ("_finishes", "block_size", "buckets", "emitted_ns", "members", "stragglers", "total_base", "version")
+    __slots__ = ("_finishes", "block_size", "buckets", "emitted_ns", "lineup", "members", "stragglers", "total_base", "version")
 
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self.block_size = block_size
-        self.members: list[EngineRequest] = []
+        self.lineup = Lineup()
+        self.members = self.lineup.requests
         self.buckets: list[dict[EngineRequest, None]] = [{} for _ in range(block_size)]
         self._finishes: list[tuple[int, int, EngineRequest]] = []
         self.total_base = 0
@@ -43,7 +44,7 @@ class DecodeCohort(Cadence):
         request._computed -= self.tick
         request._tokens -= self.tick
         request._cadence = self
-        insort(self.members, request, key=_by_admission)
+        self.lineup.add(request.admission, request)
         self.total_base += request._computed
         self._place(request)
         if request.emitted_ns != self.emitted_ns:
@@ -52,7 +53,7 @@ class DecodeCohort(Cadence):
 
     def leave(self, request: EngineRequest) -> None:
         """`request` finished, was aborted or was preempted."""
-        del self.members[bisect_left(self.members, request.admission, key=_by_admission)]
+        self.lineup.remove(request.admission)
         del self.buckets[-request._computed % self.block_size][request]
         self.total_base -= request._computed
         request._computed += self.tick

@@ -237,7 +237,8 @@ class Engine:
         self._execute(decision, elapsed_us if self.clock.measures else self.modelled_us)
 
     def _check(self, decision: Decision) -> None:
-        invariants.check_step(decision, self.config.max_num_batched_tokens, self.ledger)
+        if decision.prefills:
+            invariants.check_step(decision, self.config.max_num_batched_tokens, self.ledger)
         if decision.idle_until_ns is not None:
             if decision.prefills or decision.decodes:
                 raise PolicyError(self.name, "granted tokens and called idle_until in one step")
@@ -249,7 +250,8 @@ class Engine:
             raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, and no more")
 
     def _may_hold(self, decision: Decision) -> bool:
-        return not (decision.prefills or decision.preempted) and decision.decodes == self.ledger.cohort.members
+        decodes, members = decision.decodes, self.ledger.cohort.members
+        return not (decision.prefills or decision.preempted) and (decodes is members or decodes == members)
 
     def _head_lacks(self, decision: Decision) -> str:
         ledger = self.ledger

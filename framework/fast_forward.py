@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 
 class StandingCost(Protocol):
-    """What one step of a fixed number of decodes costs."""
+    """What one step of a fixed number of decodes costs: `base + slope * context` in fixed point, shifted right.
+
+    `duration_ns` is that expression; a jump evaluates it in place, tick by tick.
+    """
+
+    base: int
+    slope: int
+    shift: int
 
     def duration_ns(self, context_sum: int) -> int:
         """Nanoseconds of a step after which the contexts sum to `context_sum`."""
@@ -52,8 +59,7 @@ def _jump(
     ledger, cohort = engine.ledger, engine.ledger.cohort
     n, context = len(cohort.members), cohort.context + len(cohort.members)
     if decision is None:
-        for request in cohort.needing_block():
-            request.block_table += ledger.cache.allocate(1)
+        ledger.grow(cohort.needing_block())
     cost = decode_cost(n)
     stretch = Stretch(now, context, ledger.cache.num_free, ledger.cache.num_unowned, cost.duration_ns(context))
     engine.note_gaps(stretch.end_ns)
@@ -86,7 +92,7 @@ def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int) 
     """Further steps until somebody finishes, arrives or aborts, the hold's time is up, or the next does not fit."""
     cohort, cache = engine.ledger.cohort, engine.ledger.cache
     pool, buckets, size, n = cache.pool.free, cohort.buckets, cohort.block_size, len(cohort.members)
-    note, duration_ns = stretch.durations.append, cost.duration_ns
+    note, base, slope, shift = stretch.durations.append, cost.base, cost.slope, cost.shift
     last = cohort.next_finish()
     assert last is not None and engine.standing_until is not None
     stop = min(engine.standing_until, engine.next_event_ns())
@@ -103,11 +109,10 @@ def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int) 
             elif need > free or cache.eviction_disturbs(need):
                 break
             else:
-                for request in needing:
-                    request.block_table += cache.allocate(1)
+                engine.ledger.grow(needing)
                 spare = len(pool)
             free -= need
-        duration = duration_ns(context)
+        duration = (base + slope * context) >> shift
         note(duration)
         now += duration
         area += duration * free

@@ -6,25 +6,17 @@ nothing of policies, time or executors.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from schedlab.framework.block_pool import BlockPool, HostPool
 from schedlab.framework.cohort import DecodeCohort
 from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
+from schedlab.framework.lineup import Lineup
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import STILL, EngineRequest
 
 PreemptMode = Literal["recompute", "swap"]
-
-
-def _by_order(request: EngineRequest) -> int:
-    return request.order
-
-
-def _by_admission(request: EngineRequest) -> int:
-    return request.admission
 
 
 class Ledger:
@@ -46,9 +38,11 @@ class Ledger:
         self.cache = PrefixCache(self.pool, block_size)
         self.host = HostPool(num_host_blocks)
         self.cohort = DecodeCohort(block_size)
-        self.waiting: list[EngineRequest] = []
+        self.queue = Lineup()
+        self.waiting = self.queue.requests
         self.running: dict[EngineRequest, None] = {}
-        self.prefilling: list[EngineRequest] = []
+        self.prompts = Lineup()
+        self.prefilling = self.prompts.requests
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self.copies_out: list[tuple[int, int]] = []
         self.copies_in: list[tuple[int, int]] = []
@@ -61,17 +55,22 @@ class Ledger:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
+    def prefix_of(self, request: EngineRequest) -> tuple[int, int]:
+        """For a waiting request: the cached blocks that it would adopt, and the position from which it would compute."""
+        if request.watched is None:
+            return 0, request._computed
+        hit = self.cache.hit_blocks(request)
+        return hit, max(hit * self.block_size, request._computed)
+
     def start_of(self, request: EngineRequest) -> int:
         """Position from which a grant would compute now: what is in the cache, on the host, or already computed."""
-        if request.state == "running":
-            return request.num_computed_tokens
-        return max(self.cache.hit_blocks(request) * self.block_size, request._computed)
+        return request.num_computed_tokens if request._state == "running" else self.prefix_of(request)[1]
 
     def blocks_to_admit(self, request: EngineRequest, tokens: int) -> int:
         """By how much `num_free` falls if the waiting request is granted `tokens`: new blocks and unowned hits."""
-        hit = self.cache.hit_blocks(request)
-        new = self.blocks_for(self.start_of(request) + tokens) - hit
-        return new + (self.cache.unowned_in_hit(request, hit) if hit else 0)
+        hit, start = self.prefix_of(request)
+        new = -(-(start + tokens) // self.block_size) - hit
+        return new + self.cache.unowned_in_hit(request, hit) if hit else new
 
     def blocks_to_continue(self, request: EngineRequest, tokens: int) -> int:
         """The same for a running request."""
@@ -86,14 +85,14 @@ class Ledger:
         if self.prefix_caching:
             request.chain = request.content.chain(request._num_prompt_tokens, self.block_size)
             request.promised_groups = len(request.chain.keys)
-        self.waiting.append(request)
+        self.queue.add(request.order, request)
         self.cache.watch(request)
 
     # -- within a step: verbs of a policy ---------------------------------------------------------------------------
 
     def admit(self, request: EngineRequest, tokens: int) -> int:
         """Take a slot and blocks for `tokens` more; returns the start. The caller has checked that all of it fits."""
-        hit, start = self.cache.hit_blocks(request), self.start_of(request)
+        hit, start = self.prefix_of(request)
         self.cache.unwatch(request)
         request.block_table = self.cache.adopt(request, hit) if hit else []
         request.block_table += self.cache.allocate(self.blocks_for(start + tokens) - hit)
@@ -113,6 +112,11 @@ class Ledger:
         self._vacate(request)
         self.cache.watch(request)
 
+    def grow(self, requests: Collection[EngineRequest]) -> None:
+        """One more block to each of `requests`."""
+        for request, block in zip(requests, self.cache.allocate(len(requests)), strict=True):
+            request.block_table.append(block)
+
     def extend(self, request: EngineRequest, tokens: int) -> None:
         """Blocks for `tokens` more of a running request."""
         need = self.blocks_to_continue(request, tokens)
@@ -124,7 +128,7 @@ class Ledger:
         if request._cadence is self.cohort:
             self.cohort.leave(request)
         else:
-            self.prefilling.remove(request)
+            self.prompts.remove(request.admission)
         del self.running[request]
         done = self._save(request, mode)
         self._leave_remains(request)
@@ -188,24 +192,24 @@ class Ledger:
 
     def enter_running(self, request: EngineRequest) -> None:
         """An admitted request leaves `waiting`."""
-        del self.waiting[bisect_left(self.waiting, request.order, key=_by_order)]
+        self.queue.remove(request.order)
         request.admission = self._admissions
         self._admissions += 1
         request._state = "running"
         self.running[request] = None
-        self.prefilling.append(request)
+        self.prompts.add(request.admission, request)
         if request.host_blocks:
             self.host.give_back(request.host_blocks)
             request.host_blocks = []
 
     def enter_waiting(self, request: EngineRequest) -> None:
         """A preempted request takes its place among the waiting again."""
-        insort(self.waiting, request, key=_by_order)
+        self.queue.add(request.order, request)
         self.cache.watch(request)
 
     def enter_decoding(self, request: EngineRequest) -> None:
         """A prefilling request needs exactly one token now and has emitted one."""
-        del self.prefilling[bisect_left(self.prefilling, request.admission, key=_by_admission)]
+        self.prompts.remove(request.admission)
         self.cohort.join(request)
 
     def publish(self, request: EngineRequest) -> None:
@@ -219,7 +223,7 @@ class Ledger:
         if request in self.running:
             self._leave_running(request, keep)
         else:
-            del self.waiting[bisect_left(self.waiting, request.order, key=_by_order)]
+            self.queue.remove(request.order)
             self.cache.unwatch(request)
             self.host.give_back(request.host_blocks)
             request.host_blocks = []
@@ -229,7 +233,7 @@ class Ledger:
         if request._cadence is not STILL:
             self.cohort.leave(request)
         else:
-            del self.prefilling[bisect_left(self.prefilling, request.admission, key=_by_admission)]
+            self.prompts.remove(request.admission)
         del self.running[request]
         if keep and request.content.shares_output:
             self.cache.publish(request, self._identify_computed(request))

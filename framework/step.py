@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedlab.framework.batch import Prefill
 from schedlab.framework.errors import PolicyError
 from schedlab.framework.ledger import Ledger, PreemptMode
+from schedlab.framework.lineup import View
 from schedlab.framework.request import NS, EngineRequest, Request, to_ns
 
 __all__ = ["Decision", "Grant", "PreemptMode", "Refusal", "Step", "View"]
@@ -35,24 +37,6 @@ ONE = Grant(1)
 NO_BUDGET = Grant(0, "budget")
 NO_SLOT = Grant(0, "slots")
 NO_MEMORY = Grant(0, "memory")
-
-
-class View(Sequence[Request]):
-    """A read-only sequence over the engine's own list; nothing moves in it during a step."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: Sequence[Request]) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._items)
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return self._items[index]
 
 
 @dataclass(slots=True)
@@ -77,9 +61,9 @@ class Step:
     """One engine iteration, while it is being decided."""
 
     __slots__ = (
-        "_admitted", "_budget", "_changed", "_cohort", "_decodes", "_decodes_at", "_decoding", "_hold_until_ns",
+        "_admitted", "_budget", "_changed", "_cohort", "_decodes", "_decodes_at", "_decoding", "_frozen", "_hold_until_ns",
         "_idle_until_ns", "_index", "_ledger", "_now_ns", "_open", "_policy", "_preempted", "_prefilling", "_prefills",
-        "_refusals", "_running",
+        "_refusals", "_running", "_waiting",
     )  # fmt: skip
 
     def __init__(self, ledger: Ledger, policy: str, index: int, now_ns: int, token_budget: int) -> None:
@@ -97,8 +81,10 @@ class Step:
         self._preempted: list[tuple[EngineRequest, PreemptMode, int]] = []
         self._refusals: list[tuple[str, str]] = []
         self._running: tuple[Request, ...] | None = None
-        self._prefilling: Sequence[Request] = ledger.prefilling
-        self._decoding: Sequence[Request] = ledger.cohort.members
+        self._waiting = ledger.queue.view
+        self._prefilling = ledger.prompts.view
+        self._decoding = ledger.cohort.lineup.view
+        self._frozen = False
         self._changed: tuple[Request, ...] | None = None
         self._idle_until_ns: float | None = None
         self._hold_until_ns: float | None = None
@@ -110,10 +96,24 @@ class Step:
         """Seconds on the engine's clock, a policy's only source of time."""
         return self._now_ns / NS
 
-    @property
-    def waiting(self) -> Sequence[Request]:
-        """Requests that do not run, in arrival order, preempted ones included, as of the start of the step."""
-        return View(self._ledger.waiting)
+    if TYPE_CHECKING:
+
+        @property
+        def waiting(self) -> Sequence[Request]: ...
+        @property
+        def prefilling(self) -> Sequence[Request]: ...
+        @property
+        def decoding(self) -> Sequence[Request]: ...
+        @property
+        def token_budget(self) -> int: ...
+
+    else:  # attrgetter properties run at C speed, and every policy reads these in every step
+        waiting = property(attrgetter("_waiting"), doc="Those that do not run, in arrival order, preempted ones included.")
+        prefilling = property(attrgetter("_prefilling"), doc="Those of `running` that are not in `decoding`.")
+        decoding = property(
+            attrgetter("_decoding"), doc="Those of `running` that need exactly one token and have emitted one."
+        )
+        token_budget = property(attrgetter("_budget"), doc="Tokens that this step may still grant.")
 
     @property
     def running(self) -> Sequence[Request]:
@@ -121,21 +121,6 @@ class Step:
         if self._running is None:
             self._running = tuple(self._ledger.running)
         return self._running
-
-    @property
-    def prefilling(self) -> Sequence[Request]:
-        """Those of `running` that are not in `decoding`."""
-        return View(self._prefilling)
-
-    @property
-    def decoding(self) -> Sequence[Request]:
-        """Those of `running` that need exactly one token and have emitted one."""
-        return View(self._decoding)
-
-    @property
-    def token_budget(self) -> int:
-        """Tokens that this step may still grant."""
-        return self._budget
 
     @property
     def free_slots(self) -> int:
@@ -223,10 +208,11 @@ class Step:
         if not members:
             return []
         needing = self._cohort.needing_block()
-        if self._decodes or not self._open or len(members) > self._budget or len(needing) > ledger.cache.num_free:
+        short = needing and len(needing) > ledger.cache.num_free
+        if short or self._decodes or not self._open or len(members) > self._budget:
             return [r for r in tuple(members) if r.step != self._index and not self.grant(r)]
-        for request in needing:
-            request.block_table += ledger.cache.allocate(1)
+        if needing:
+            ledger.grow(needing)
         self._decodes_at = len(self._prefills)
         self._decodes = members
         self._open = False
@@ -334,14 +320,15 @@ class Step:
 
     def _freeze(self) -> None:
         """Before anything leaves the engine's lists, keep them as they were at the start of the step."""
-        if isinstance(self._decoding, tuple):
+        if self._frozen:
             return
+        self._frozen = True
         self._running = tuple(self._ledger.running) if self._running is None else self._running
         if self._decodes is self._cohort.members and self._decodes:  # a bulk grant refers to the cohort's own list
             self._decodes = list(self._decodes)
             for request in self._decodes:
                 request.step = self._index
-        self._prefilling, self._decoding = tuple(self._prefilling), tuple(self._decoding)
+        self._prefilling, self._decoding = View(tuple(self._prefilling)), View(tuple(self._decoding))
 
     def _decoding_only(self, request: Request) -> Request:
         if request._cadence is not self._cohort:

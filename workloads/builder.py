@@ -50,7 +50,7 @@ class Builder:
         for value in dict.fromkeys(column):
             if value is not None:
                 number.setdefault(value, len(number))
-        return np.array([number.get(value, -1) for value in column], dtype=np.int64)
+        return np.array([-1 if value is None else number[value] for value in column], dtype=np.int64)
 
     def add_ids(
         self, batch: Batch, lists: Sequence[object], widths: Sequence[Sequence[int]] | None = None

@@ -40,10 +40,11 @@ class Client:
         for times in self.arrivals.times(stream(seed, name, "arrivals")):
             n = len(times)
             prompt, output = self.lengths.draw(lengths, n)
-            columns: dict[str, Any] = {} if name == "default" else {"client": Labels(np.zeros(n, dtype=np.int64), (name,))}
+            mine = Labels(np.zeros(n, dtype=np.int64), (name,))
+            columns: dict[str, Any] = {} if name == "default" else {"client": mine}
             if space is not None:
                 prompt, columns["ids"] = space.draw(prefixes, prompt)
-                columns["scope"] = Labels(np.zeros(n, dtype=np.int64), (name,))
+                columns["scope"] = mine
             if self.priority:
                 columns["priority"] = np.full(n, self.priority, dtype=np.int64)
             if self.slo is not None:

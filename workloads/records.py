@@ -128,20 +128,23 @@ def _csv_body(path: Path, reader: Any, header: list[str], size: int) -> Iterator
 
 def json_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
     """Batches of a file of one JSON object a line; blank lines are skipped."""
-    required = frozenset(required)
-    first = 0
+    required, first, line = frozenset(required), 0, 1
     with open_text(path) as text:
-        numbered = ((n, line) for n, line in enumerate(text, 1) if not line.isspace())
-        while chunk := list(islice(numbered, size)):
-            yield _json_batch(path, first, chunk, required)
-            first += len(chunk)
+        while chunk := list(islice(text, size)):
+            lines: Sequence[int] = range(line, line + len(chunk))
+            line += len(chunk)
+            if any(map(str.isspace, chunk)):
+                lines = [n for n, content in zip(lines, chunk, strict=True) if not content.isspace()]
+                chunk = [content for content in chunk if not content.isspace()]
+            if chunk:
+                yield _json_batch(path, first, lines, chunk, required)
+                first += len(chunk)
 
 
-def _json_batch(path: Path, first: int, chunk: list[tuple[int, str]], required: frozenset[str]) -> Batch:
-    lines = [n for n, _ in chunk]
-    records = _plain_objects([line for _, line in chunk])
+def _json_batch(path: Path, first: int, lines: Sequence[int], chunk: list[str], required: frozenset[str]) -> Batch:
+    records = _plain_objects(chunk)
     if records is None:  # one by one, to find the row at fault
-        records = [parse_object(path, first + i, n, line) for i, (n, line) in enumerate(chunk)]
+        records = [parse_object(path, first + i, lines[i], text) for i, text in enumerate(chunk)]
     for i, record in enumerate(records):
         if not required <= record.keys():
             missing = ", ".join(map(repr, sorted(required - record.keys())))
@@ -154,15 +157,19 @@ def _json_batch(path: Path, first: int, chunk: list[tuple[int, str]], required: 
     return Batch(path, first, lines, column, keys)
 
 
+_raw_decode = json.JSONDecoder().raw_decode
+
+
 def _plain_objects(lines: list[str]) -> list[dict[str, Any]] | None:
-    """One object a line, as one JSON array; None unless it is certain that every line is an object of its own."""
-    if not all(line[:1] == "{" and line.rstrip()[-1:] == "}" for line in lines):
-        return None
+    """The objects of lines that each hold just one; None if any line holds anything else."""
     try:
-        records: list[dict[str, Any]] = json.loads(f"[{','.join(lines)}]")
+        decoded = [_raw_decode(line) for line in lines]
     except (ValueError, RecursionError):
         return None
-    return records if len(records) == len(lines) else None
+    for (record, end), line in zip(decoded, lines, strict=True):
+        if type(record) is not dict or (end < len(line) and not line[end:].isspace()):
+            return None
+    return [record for record, _ in decoded]
 
 
 def parse_object(path: Path, row: int, line: int, text: str) -> dict[str, Any]:

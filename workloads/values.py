@@ -94,7 +94,8 @@ def times(values: Sequence[Any], unit_ns: int) -> np.ndarray:
         return bulk * unit_ns
     floats = plain_floats(values)
     if floats is not None and len(floats) and floats.min() >= 0 and floats.max() * unit_ns < EXACT_FLOAT:
-        return np.rint(floats * unit_ns).astype(np.int64)
+        rounded: np.ndarray = np.rint(floats * unit_ns).astype(np.int64)
+        return rounded
     return parse_each(values, lambda v: parse_time(v, unit_ns), "a finite time of at least 0")
 
 
@@ -103,8 +104,8 @@ def plain_floats(values: Sequence[Any]) -> np.ndarray | None:
     kinds = set(map(type, values))
     try:
         if kinds <= {int, float} or (kinds == {str} and _DECIMAL.fullmatch("".join(values))):
-            floats = np.array(list(map(float, values)))
-            return floats if np.isfinite(floats).all() else None
+            floats = np.array(list(map(float, values)), dtype=np.float64)
+            return floats if bool(np.isfinite(floats).all()) else None
     except (OverflowError, ValueError):
         pass
     return None
@@ -204,9 +205,13 @@ class IdInterner:
 
     def __call__(self, ids: list[Any]) -> np.ndarray:
         """int64 [len(ids)]. Raises ValueError for an id that is neither an integer nor a string."""
-        bulk = plain_integers(ids) if set(map(type, ids)) <= {int} else None
-        if bulk is not None and bulk.min() >= -self._BIG and bulk.max() < self._BIG:
-            return bulk
+        if set(map(type, ids)) <= {int}:
+            try:
+                bulk = np.array(ids, dtype=np.int64)
+            except OverflowError:
+                bulk = np.array([self._BIG])
+            if not len(bulk) or (bulk.min() >= -self._BIG and bulk.max() < self._BIG):
+                return bulk
         return np.array([self._one(i) for i in ids], dtype=np.int64)
 
     def _one(self, value: Any) -> int:

@@ -132,15 +132,16 @@ class DecodeCost:
     `duration_ns` is the one function for stepping and jumping: monotone, exact integer arithmetic, rounded once.
     """
 
-    __slots__ = ("_base", "_envelope", "_slope")
+    __slots__ = ("_envelope", "base", "slope")
+    shift = FRACTION_BITS
 
     def __init__(self, coefficients: Coefficients, explained: Coefficients, num_decodes: int) -> None:
         """`explained` gives the compute and memory time that `bound` is judged by; the rest is overhead."""
         n = num_decodes
         base = sum(coefficients.shares_ns(n, n, n, 0, 0, 0, 0, 0))
         compute, memory, _ = explained.shares_ns(n, n, n, 0, 0, 0, 0, 0)
-        self._base = round(base * _ONE) + _HALF
-        self._slope = round(coefficients.decode_key_ns * _ONE)
+        self.base = round(base * _ONE) + _HALF
+        self.slope = round(coefficients.decode_key_ns * _ONE)
         rate = explained.decode_key_ns
         self._envelope = _largest_over_context(
             (compute, rate if explained.decode_computes else 0.0),
@@ -150,12 +151,12 @@ class DecodeCost:
 
     def duration_ns(self, context_sum: int) -> int:
         """Nanoseconds of a step after which the decodes' contexts sum to `context_sum`."""
-        return (self._base + self._slope * context_sum) >> FRACTION_BITS
+        return (self.base + self.slope * context_sum) >> FRACTION_BITS
 
     def durations_ns(self, context_sum: int, growth: int, num_steps: int) -> np.ndarray:
         """int64 [num_steps]: `duration_ns` of contexts `context_sum, context_sum + growth, …`, the same to the bit."""
         contexts = context_sum + growth * np.arange(num_steps, dtype=np.int64)
-        return (self._base + self._slope * contexts) >> FRACTION_BITS
+        return (self.base + self.slope * contexts) >> FRACTION_BITS
 
     def bound(self, context_sum: int) -> Bound:
         """What limits such a step."""

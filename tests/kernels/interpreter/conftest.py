@@ -16,6 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 pytest.register_assert_rewrite("cases", "shared_attention", "shared_pointwise", "shared_sampling")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "ignore:overflow encountered in exp2:RuntimeWarning")  # saturates, as meant
+
+
 @pytest.fixture(scope="session")
 def ops():
     import torch

@@ -1,0 +1,254 @@
+"""The command line: what a run prints, and that every mistake of the user is one line and exit 2."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from schedlab.framework.reader import read_run
+
+QUICK = ("engine=stub", "wandb.mode=disabled", "plots=false", "workload.max_requests=12")
+MINE = """
+import time
+from schedlab import Policy
+from schedlab.policies.fcfs import FCFS
+
+class Mine(FCFS):
+    pass
+
+class Slow(FCFS):
+    def schedule(self, step):
+        time.sleep(0.02)
+        super().schedule(step)
+
+class Idle(Policy):
+    def schedule(self, step):
+        pass
+
+class Faulty(FCFS):
+    def schedule(self, step):
+        step.no_such_member
+"""
+
+
+@pytest.fixture
+def mine(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module with policies in the current folder."""
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (workspace / "mine.py").write_text(MINE)
+    return workspace / "mine.py"
+
+
+def only(pattern: str) -> Path:
+    (found,) = Path().glob(pattern)
+    return found
+
+
+# ---- runs ----
+
+
+def test_a_run_prints_its_figures_and_leaves_a_directory(schedlab):
+    done = schedlab("run", *QUICK)
+    assert done.code == 0, done.err
+    assert "TTFT p99 ms" in done.out and "SLO default: TTFT" in done.out
+    directory = only("outputs/*/*")
+    assert str(directory) in done.out
+    files = {path.name for path in directory.iterdir()}
+    assert {"result.json", "manifest.json", "requests.jsonl.gz", "steps.jsonl.gz", "decisions.jsonl.gz"} <= files
+    assert {"workload.jsonl.gz", "outputs.jsonl.gz", "vllm_bench.json"} <= files
+    assert read_run(directory).summary["requests/finished"] == 12
+
+
+def test_the_manifest_says_what_a_run_was_made_of(schedlab):
+    schedlab("run", *QUICK, "policy=chunked_prefill", "policy.chunk_size=64", "seed=0")
+    manifest = json.loads((only("outputs/*/*") / "manifest.json").read_text())
+    assert manifest["labels"]["policy"] == "chunked_prefill"
+    assert manifest["overrides"]["policy.chunk_size"] == "64"
+    assert manifest["policy"]["knobs"]["chunk_size"] == 64
+    assert manifest["policy"]["class"] == "schedlab.policies.chunked_prefill.ChunkedPrefill"
+    assert manifest["config"]["policy"]["chunk_size"] == 64
+    assert manifest["engine"]["max_num_batched_tokens"] == 2048
+    assert manifest["clock"] == "virtual" and manifest["seeds"]["seed"] == 0
+    assert len(manifest["workload"]["sha256"]) == 64
+    assert manifest["versions"]["python"] and manifest["versions"]["numpy"]
+    assert manifest["hardware"]["cpus"] >= 1
+    assert manifest["config_hash"] == read_run(only("outputs/*/*")).result["config_hash"]
+
+
+def test_the_config_hash_ignores_what_changes_no_number(schedlab):
+    schedlab("run", *QUICK)
+    schedlab("run", *QUICK, "progress=false", "wandb.project=other")
+    schedlab("run", *QUICK, "engine.block_size=32")
+    hashes = [read_run(path).result["config_hash"] for path in sorted(Path().glob("outputs/*/*"))]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_policy_in_the_current_folder_needs_no_package(schedlab, mine):
+    done = schedlab("run", *QUICK, "policy=custom", "policy._target_=mine.Mine")
+    assert done.code == 0, done.err
+    manifest = json.loads((only("outputs/*/*") / "manifest.json").read_text())
+    assert manifest["policy"]["class"] == "mine.Mine" and manifest["policy"]["sha256"]
+
+
+def test_a_yaml_in_the_current_folder_is_an_option(schedlab, mine):
+    Path("conf/policy").mkdir(parents=True)
+    Path("conf/policy/mine.yaml").write_text("_target_: mine.Mine\npreempt_mode: swap\n")
+    done = schedlab("run", *QUICK, "policy=mine")
+    assert done.code == 0, done.err
+    assert json.loads((only("outputs/*/*") / "manifest.json").read_text())["policy"]["knobs"] == {"preempt_mode": "swap"}
+
+
+def test_experiments_overlay_everything(schedlab, workspace):
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/tight.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /policy: chunked_prefill\nengine:\n  num_blocks: 77\n"
+    )
+    done = schedlab("run", "experiment=tight", "--cfg", "job")
+    assert "num_blocks: 77" in done.out and "ChunkedPrefill" in done.out
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("run", "--info", "searchpath"), ("compare", "--help")])
+def test_help_is_no_error(schedlab, words):
+    done = schedlab(*words)
+    assert done.code == 0 and done.out
+
+
+def test_help_of_run_lists_the_groups(schedlab):
+    assert "policy: chunked_prefill, custom, decode_priority, fcfs" in schedlab("run", "--help").out
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["polcy=fcfs"], ["polcy", "did you mean policy?"]),
+        (["policy=fcsf"], ["policy=fcsf", "did you mean fcfs?", "decode_priority"]),
+        (["engine.num_block=3"], ["engine.num_block", "did you mean num_blocks?", "block_size"]),
+        (["experiment=nope"], ["experiment=nope", "no such option"]),
+        (["-m", "policy=chunked_prefill,fcfs", "policy.chunk_size=9"], ["policy.chunk_size", "preempt_mode"]),
+        (["-m", "policy=fcfs,nope"], ["policy=nope"]),
+        (["seed=abc"], ["seed: expected an integer, found 'abc'"]),
+        (["seed=["], ["seed=["]),
+        (["engine.max_num_seqs=4.5"], ["engine.max_num_seqs: expected an integer, found 4.5"]),
+        (["engine.block_size=0"], ["engine.block_size", "found 0"]),
+        (["policy.preempt_mode=x"], ["policy.preempt_mode: expected recompute or swap, found 'x'"]),
+        (["policy=chunked_prefill", "policy.chunk_size=0"], ["policy.chunk_size", "at least 1"]),
+        (["policy=custom"], ["policy._target_ has no default"]),
+        (["policy=custom", "policy._target_=no.Such"], ["policy._target_=no.Such", "No module named 'no'"]),
+        (["policy=custom", "policy._target_=mine.Nope"], ["policy._target_=mine.Nope", "has no attribute 'Nope'"]),
+        (["policy=custom", "policy._target_=mine.Mine", "+policy.x=1"], ["policy (mine.Mine)", "'x'"]),
+        (["policy=custom", "policy._target_=mine.Idle"], ["policy Idle: granted nothing", "request 0"]),
+        (["workload=azure_conv"], ["workload.path", "obtain"]),
+        (["workload=azure_conv", "workload.path=/none.csv"], ["/none.csv", "no such file"]),
+        (["clock=wall"], ["clock=wall", "clock=virtual"]),
+        (["clock=sundial"], ["clock=sundial"]),
+        (["wandb.mode=sometimes"], ["wandb.mode=sometimes", "offline"]),
+        (["record=most"], ["record=most"]),
+        (["--wat"], ["--wat", "no such option"]),
+        (["engine=cpu", "model.path=/none"], ["/none"]),
+    ],
+)
+def test_a_mistake_is_one_line(schedlab, mine, words, told):
+    done = schedlab("run", "engine=stub", "wandb.mode=disabled", "plots=false", "workload.max_requests=2", *words)
+    assert done.code == 2
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
+    assert not done.out
+    for text in told:
+        assert text in done.err
+
+
+@pytest.mark.parametrize("words", [["comapre"], ["compare"], ["compare", "nowhere"]])
+def test_a_mistaken_command_is_one_line(schedlab, words):
+    done = schedlab(*words)
+    assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def test_a_traceback_is_shown_on_request(schedlab, monkeypatch):
+    monkeypatch.setenv("SCHEDLAB_TRACEBACK", "1")
+    done = schedlab("run", "policy=nope")
+    assert "Traceback" in done.err and done.err.splitlines()[-1].startswith("error: policy=nope")
+
+
+def test_a_failed_run_leaves_a_result_that_says_why(schedlab, mine):
+    schedlab("run", *QUICK, "policy=custom", "policy._target_=mine.Idle")
+    run = read_run(only("outputs/*/*"))
+    assert run.status == "failed" and "granted nothing" in run.result["error"]
+
+
+# ---- sweeps ----
+
+
+def test_a_failing_job_costs_the_others_nothing(schedlab, mine):
+    Path("conf/policy").mkdir(parents=True)
+    Path("conf/policy/faulty.yaml").write_text("_target_: mine.Faulty\n")
+    done = schedlab("run", "-m", *QUICK, "policy=fcfs,faulty,prefix_reuse")
+    assert done.code == 1
+    sweep = only("multirun/*/*")
+    assert [read_run(sweep / str(job)).status for job in range(3)] == ["finished", "failed", "finished"]
+    assert "no_such_member" in (sweep / "1/error.txt").read_text()
+    assert "failed: faulty: AttributeError" in done.out and "TTFT p99 ms" in done.out
+    table = json.loads((sweep / "comparison.json").read_text())
+    assert [run["status"] for run in table["runs"]] == ["finished", "failed", "finished"]
+    assert "| TTFT p99 ms |" in (sweep / "comparison.md").read_text()
+
+
+def test_a_sweep_says_what_may_be_compared(schedlab):
+    done = schedlab("run", *QUICK, "-m", "policy=fcfs,chunked_prefill", "engine.num_blocks=64,128")
+    assert done.code == 0, done.err
+    assert "limits differ: num_blocks is 64 or 128" in done.out
+    assert "SLO default" in done.out
+    assert "generated tokens: identical in 4 runs" in done.out
+    assert "fcfs engine.num_blocks=64" in done.out
+
+
+def test_launchers_give_the_same_table(schedlab):
+    words = ("run", "-m", *QUICK, "policy=fcfs,chunked_prefill", "engine.num_blocks=64,128")
+    for launcher in ("basic", "joblib"):
+        done = schedlab(*words, f"hydra/launcher={launcher}", f"hydra.sweep.dir={launcher}")
+        assert done.code == 0, done.err
+    assert Path("basic/comparison.md").read_text() == Path("joblib/comparison.md").read_text()
+
+
+def test_compare_reads_any_folder(schedlab):
+    schedlab("run", *QUICK, "hydra.run.dir=a")
+    schedlab("run", *QUICK, "policy=chunked_prefill", "hydra.run.dir=b")
+    done = schedlab("compare", "a", "b")
+    assert done.code == 0
+    assert "fcfs" in done.out and "chunked_prefill" in done.out and "identical in 2 runs" in done.out
+
+
+# ---- processes of their own ----
+
+
+def test_the_module_is_the_command(workspace):
+    words = [sys.executable, "-m", "schedlab", "run", *QUICK, "engine=virtual", "model=llama3.1-8b"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "TTFT p99 ms" in done.stdout, done.stderr
+
+
+def test_ctrl_c_is_one_line_and_leaves_a_readable_run(workspace, mine):
+    words = [sys.executable, "-m", "schedlab", "run", "engine=stub", "wandb.mode=disabled", "plots=false"]
+    process = subprocess.Popen(
+        [*words, "policy=custom", "policy._target_=mine.Slow", "hydra.run.dir=cut"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(600):
+        if Path("cut/steps.jsonl.gz.partial").exists() and len(read_run(Path("cut")).steps["index"]) > 20:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [line for line in err.splitlines() if line] == ["interrupted: what was written can be read in cut"]
+    run = read_run(Path("cut"))
+    assert run.status == "interrupted" and len(run.steps["index"]) > 20
