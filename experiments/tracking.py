@@ -119,9 +119,8 @@ def log_requests(run: Any, requests: Columns, limit: int, directory: Path) -> No
     """A table of at most `limit` requests, drawn with a fixed seed and kept in order of arrival."""
     import wandb
 
-    total = len(requests["request_id"])
-    rows = np.sort(np.random.default_rng(0).choice(total, min(limit, total), replace=False))
-    data = [[plain(requests[name][row]) for name in TABLE_COLUMNS] for row in rows.tolist()]
+    rows = sampled(len(requests["request_id"]), limit).tolist()
+    data = [[plain(requests[name][row]) for name in TABLE_COLUMNS] for row in rows]
     table = wandb.Table(columns=list(TABLE_COLUMNS), data=data)
     artifact = wandb.Artifact(f"requests-{run.id}", type="request-table")
     artifact.add(table, "requests")
@@ -129,6 +128,11 @@ def log_requests(run: Any, requests: Columns, limit: int, directory: Path) -> No
     bind: Any = table.bind_to_run  # to the artifact above, else W&B makes another one, which cannot be moved
     bind(run, "requests", 0)
     run.log({"requests": table})
+
+
+def sampled(total: int, limit: int) -> np.ndarray:
+    """At most `limit` of `total` row numbers, in order; the same ones every time."""
+    return np.sort(np.random.default_rng(0).choice(total, min(limit, total), replace=False))
 
 
 def plain(value: Any) -> Any:

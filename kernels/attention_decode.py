@@ -171,6 +171,8 @@ def decode_attention(
     num_sequences, num_heads, head_dim = q_NHD.shape
     checks.shaped(op, "context_lens", context_lens_N, num_sequences)
     out = checks.output(op, out, q_NHD, *q_NHD.shape)
+    k_scale = checks.scale_tensor(op, "k_scale", k_scale, q_NHD.device)
+    v_scale = checks.scale_tensor(op, "v_scale", v_scale, q_NHD.device)
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     tile = tile or configs.decode_tile(head_dim, q_NHD.dtype)
     max_splits = triton.cdiv(block_tables_NB.shape[1] * block_size, tile.split)
@@ -182,7 +184,7 @@ def decode_attention(
     programs = max(1, min(max_splits, triton.cdiv(PROGRAMS, num_sequences * num_kv_heads)))
     _split_kernel[num_kv_heads, num_sequences, programs](
         q_NHD, k_cache, v_cache, partial, split_lse, block_tables_NB, context_lens_N,
-        checks.scale_tensor(op, "k_scale", k_scale, q_NHD.device), scale, window, softcap, max_splits,
+        k_scale, scale, window, softcap, max_splits,
         q_NHD.stride(0), q_NHD.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         block_tables_NB.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
@@ -190,8 +192,7 @@ def decode_attention(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     _combine_kernel[num_heads, num_sequences](
-        partial, split_lse, out, lse, context_lens_N, checks.scale_tensor(op, "v_scale", v_scale, q_NHD.device), window,
-        max_splits, out.stride(0), out.stride(1),
+        partial, split_lse, out, lse, context_lens_N, v_scale, window, max_splits, out.stride(0), out.stride(1),
         SPLIT=tile.split, CHUNK=COMBINED, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, BLOCK_D=block_d, num_warps=4,
     )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -64,10 +64,9 @@ def rope_kv_write(
     number or a tensor of one element.
     """
     keep = slots_T >= 0
-    slots = slots_T[keep].long()
-    k_rotated = _rotate(k_TKD, cos_TR, sin_TR)
-    k_cache.view(-1, *k_cache.shape[2:])[slots] = _stored(k_rotated[keep], k_cache.dtype, k_scale)
-    v_cache.view(-1, *v_cache.shape[2:])[slots] = _stored(v_TKD[keep].double(), v_cache.dtype, v_scale)
+    place = slots_T[keep].long() // k_cache.shape[1], slots_T[keep].long() % k_cache.shape[1]
+    k_cache[place] = _stored(_rotate(k_TKD, cos_TR, sin_TR)[keep], k_cache.dtype, k_scale)
+    v_cache[place] = _stored(v_TKD[keep].double(), v_cache.dtype, v_scale)
     return _rotate(q_THD, cos_TR, sin_TR).to(q_THD.dtype)
 
 

@@ -54,7 +54,10 @@ def _open_zstd(path: Path) -> IO[bytes]:
 
 
 def sha256(path: str | Path) -> str:
-    """Of the file's bytes as they lie on disk."""
+    """Of a file's bytes as they lie on disk; of a folder, over the hashes of its files in order of name."""
+    if Path(path).is_dir():
+        files = sorted(file for file in Path(path).iterdir() if file.is_file())
+        return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -93,7 +93,7 @@ def times(values: Sequence[Any], unit_ns: int) -> np.ndarray:
     if bulk is not None and len(bulk) and bulk.min() >= 0 and bulk.max() <= MAX_NS // unit_ns:
         return bulk * unit_ns
     floats = plain_floats(values)
-    if floats is not None and len(floats) and floats.min() >= 0 and floats.max() * unit_ns < EXACT_FLOAT:
+    if floats is not None and len(floats) and floats.min() >= 0 and floats.max() < EXACT_FLOAT / unit_ns:
         rounded: np.ndarray = np.rint(floats * unit_ns).astype(np.int64)
         return rounded
     return parse_each(values, lambda v: parse_time(v, unit_ns), "a finite time of at least 0")

@@ -14,6 +14,8 @@ import pytest
 
 from schedlab.experiments import cli
 
+sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
+
 
 class Done(NamedTuple):
     code: int

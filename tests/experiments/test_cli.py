@@ -101,7 +101,9 @@ def test_a_yaml_in_the_current_folder_is_an_option(schedlab, mine):
     Path("conf/policy/mine.yaml").write_text("_target_: mine.Mine\npreempt_mode: swap\n")
     done = schedlab("run", *QUICK, "policy=mine")
     assert done.code == 0, done.err
-    assert json.loads((only("outputs/*/*") / "manifest.json").read_text())["policy"]["knobs"] == {"preempt_mode": "swap"}
+    assert json.loads((only("outputs/*/*") / "manifest.json").read_text())["policy"]["knobs"] == {
+        "preempt_mode": "swap"
+    }
 
 
 def test_experiments_overlay_everything(schedlab, workspace):
@@ -113,7 +115,9 @@ def test_experiments_overlay_everything(schedlab, workspace):
     assert "num_blocks: 77" in done.out and "ChunkedPrefill" in done.out
 
 
-@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("run", "--info", "searchpath"), ("compare", "--help")])
+@pytest.mark.parametrize(
+    "words", [("--help",), ("run", "--help"), ("run", "--info", "searchpath"), ("compare", "--help")]
+)
 def test_help_is_no_error(schedlab, words):
     done = schedlab(*words)
     assert done.code == 0 and done.out

@@ -10,12 +10,14 @@ import math
 import pytest
 import torch
 from cases import FP8, TOLERANCE, Case, build, check, error
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedlab.kernels.dispatch import Kernels
 
 RAGGED = Case(contexts=(200, 77, 1, 130, 40), queries=(70, 77, 1, 1, 0))
 DECODE = Case(contexts=(600, 1, 130, 0, 513))
+SHORT_PREFILL = Case(contexts=(90, 77, 5), queries=(40, 77, 1))
+SHORT_DECODE = Case(contexts=(90, 1, 0, 33))
 NARROW = {"heads": 2, "kv_heads": 1}
 
 
@@ -29,9 +31,9 @@ def test_ragged_batch(ops: Kernels, case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 12, 24])
 def test_query_heads_of_a_group(ops: Kernels, group: int) -> None:
     """A group above or beside a power of two must not bleed into the next KV head."""
-    case = Case(contexts=(37, 21), heads=2 * group, kv_heads=2, head_dim=32, dtype=torch.float16)
+    case = Case(contexts=(37,), heads=2 * group, kv_heads=2, head_dim=32, dtype=torch.float16)
     check(ops, case)
-    check(ops, case.but(queries=(18, 21)))
+    check(ops, case.but(queries=(9,)))
 
 
 @pytest.mark.parametrize("head_dim", [16, 40, 80, 96, 112, 128, 192, 256])
@@ -128,7 +130,7 @@ def test_chunks_equal_one_shot(ops: Kernels) -> None:
     assert error(decoded, whole[99:]) <= 2e-6
 
 
-@pytest.mark.parametrize("case", [RAGGED.but(contexts=(90, 77), queries=(40, 77)), DECODE], ids=["prefill", "decode"])
+@pytest.mark.parametrize("case", [SHORT_PREFILL, SHORT_DECODE], ids=["prefill", "decode"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -142,7 +144,7 @@ def test_strides(ops: Kernels, case: Case, options: dict) -> None:
     check(ops, case.but(**options))
 
 
-@pytest.mark.parametrize("case", [RAGGED, DECODE], ids=["prefill", "decode"])
+@pytest.mark.parametrize("case", [SHORT_PREFILL, SHORT_DECODE], ids=["prefill", "decode"])
 def test_out_of_any_stride(ops: Kernels, case: Case) -> None:
     batch = build(case)
     wide = torch.full((len(batch.q), case.heads + 3, case.head_dim), 7.0)
@@ -176,7 +178,7 @@ def test_shared_blocks_equal_copies(ops: Kernels) -> None:
     assert error(batch.run(ops), copies) <= 1e-7
 
 
-@pytest.mark.parametrize("case", [RAGGED, DECODE], ids=["prefill", "decode"])
+@pytest.mark.parametrize("case", [SHORT_PREFILL, SHORT_DECODE], ids=["prefill", "decode"])
 def test_large_scores(ops: Kernels, case: Case) -> None:
     """Scores in the thousands: the peak is subtracted before anything is exponentiated."""
     batch = build(case.but(scale=100.0, **NARROW))
@@ -212,7 +214,6 @@ def ragged(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=12)
 @given(case=ragged())
 def test_any_ragged_batch(ops: Kernels, case: Case) -> None:
     batch = build(case)

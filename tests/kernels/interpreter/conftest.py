@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 assert "triton" not in sys.modules, "run tests/kernels/interpreter on its own: triton is imported already"
 os.environ["TRITON_INTERPRET"] = "1"
@@ -17,6 +18,9 @@ pytest.register_assert_rewrite("cases", "shared_attention", "shared_pointwise", 
 
 
 def pytest_configure(config):
+    settings.register_profile("interpreter", settings.get_profile("short"), max_examples=8)
+    settings.register_profile("full interpreter", settings.get_profile("full"), max_examples=100)
+    settings.load_profile("full interpreter" if config.getoption("--full") else "interpreter")
     config.addinivalue_line("filterwarnings", "ignore:overflow encountered in exp2:RuntimeWarning")  # saturates, as meant
 
 

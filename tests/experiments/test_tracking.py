@@ -1,0 +1,224 @@
+"""Weights & Biases, read back with its own tools; and that nothing it does can cost a run.
+
+Processes of their own, because W&B keeps a service and settings per process. Nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import made_up
+import numpy as np
+import pytest
+from wandb_server import wandb_server
+
+from schedlab.experiments import tracking
+from schedlab.experiments.tracking import NoTracker, WandbConfig, start_tracker
+from schedlab.framework.reader import read_run
+
+KEY = "a" * 40
+NOWHERE = "http://127.0.0.1:9"
+QUICK = ("engine=stub", "plots=false", "workload.max_requests=12", "progress=false")
+HANGS_S = 60
+"""Far above what any of this takes, far below W&B's own 90 s and its telemetry's patience."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment without credentials."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    return {**kept, "HOME": str(tmp_path_factory.mktemp("home"))}
+
+
+def run(folder: Path, environment: dict[str, str], *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "schedlab", "run", *QUICK, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANGS_S, **more)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("offline-run-*"))
+
+
+def inspect(directory: Path, *options: str) -> list[dict[str, Any]]:
+    """What W&B itself reads in an offline run: one record a line."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *options, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory, home: dict[str, str]) -> Path:
+    """Two runs of one process, offline because nothing else was asked for, with an empty WANDB_MODE."""
+    folder = tmp_path_factory.mktemp("sweep")
+    done = run(folder, {**home, "WANDB_MODE": ""}, "-m", "policy=fcfs,chunked_prefill", "wandb.tags=[mine]")
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    (made,) = folder.glob("multirun/*/*")
+    return made
+
+
+def test_each_job_is_a_run_of_its_own(sweep):
+    runs = runs_below(sweep)
+    assert len(runs) == 2
+    records = [next(r["run"] for r in inspect(run) if r["type"] == "run") for run in runs]
+    assert len({record["run_id"] for record in records}) == 2
+    assert {record["display_name"] for record in records} == {"fcfs-sample-0", "chunked_prefill-sample-0"}
+    for record in records:
+        assert record["project"] == "schedlab" and record["job_type"] == "run"
+        assert record["run_group"] == f"{sweep.parent.name}/{sweep.name}"
+        assert {"mine", "sample", "stub", "tiny"} <= set(record["tags"])
+
+
+def test_a_run_carries_config_summary_and_curves(sweep):
+    result = read_run(sweep / "0")
+    (directory,) = runs_below(sweep / "0")
+    (whole,) = inspect(directory, "--summary")
+    config, summary = whole["config"], whole["summary"]
+    assert config["policy"]["_target_"] == "schedlab.policies.fcfs.FCFS"
+    assert config["engine"]["max_num_batched_tokens"] == 2048
+    assert config["trace_sha256"] == result.manifest["workload"]["sha256"]
+    known = {key: value for key, value in result.summary.items() if value is not None}
+    assert {key: summary[key] for key in known} == pytest.approx(known)
+    assert summary["digest"] == result.digest and summary["status"] == "finished"
+
+    records = inspect(directory)
+    axes = {
+        m.get("glob_name") or m.get("name"): m.get("step_metric")
+        for m in (r["metric"] for r in records if r["type"] == "metric")
+    }
+    assert axes["sched/*"] == axes["kv/*"] == axes["queue/*"] == "engine/time_s"
+    assert axes["cdf/ttft"] == "cdf/ttft_s"
+    history = [r["history"]["item"] for r in records if r["type"] == "history"]
+    times = [row["engine/time_s"] for row in history if "engine/time_s" in row]
+    assert times == sorted(times) and 10 < len(times) <= 1000
+    cdf = [(row["cdf/ttft_s"], row["cdf/ttft"]) for row in history if "cdf/ttft" in row]
+    assert cdf == sorted(cdf) and cdf[-1] == (pytest.approx(result.summary["ttft/max"]), 1.0)
+    table = next(row for row in history if "requests.ncols" in row or isinstance(row.get("requests"), dict))
+    assert table.get("requests.nrows", 12) == 12
+
+
+def test_the_files_are_an_artifact_that_can_be_moved(sweep, tmp_path, home):
+    """The folder goes elsewhere, and `wandb sync` inside it uploads the very bytes."""
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(sweep / "0", moved)
+    with wandb_server() as server:
+        environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+        command = [sys.executable, "-m", "wandb", "sync", *(str(r.relative_to(moved)) for r in runs_below(moved))]
+        subprocess.run(command, cwd=moved, env=environment, capture_output=True, timeout=HANGS_S, check=True)
+    sent = server.uploads
+    for name in ("result.json", "manifest.json", "requests.jsonl.gz", "steps.jsonl.gz", "workload.jsonl.gz"):
+        assert sent[name] == (moved / name).read_bytes()
+    assert json.loads(sent["requests.table.json"])["columns"][0] == "request_id"
+
+
+def test_artifacts_are_staged_in_the_run_directory(sweep, home):
+    assert any((sweep / "0" / "wandb" / "data").rglob("*"))
+    assert not any(Path(home["HOME"]).rglob("staging/*"))
+
+
+def test_disabled_leaves_nothing(tmp_path, home):
+    done = run(tmp_path, home, "wandb.mode=disabled")
+    assert done.returncode == 0 and not list(tmp_path.rglob("wandb"))
+
+
+def test_the_environment_chooses_the_mode_unless_a_key_does(tmp_path, home):
+    assert not list((run(tmp_path, {**home, "WANDB_MODE": "disabled"}), tmp_path)[1].rglob("wandb"))
+    run(tmp_path, {**home, "WANDB_MODE": "disabled"}, "wandb.mode=offline")
+    assert len(runs_below(tmp_path)) == 1
+
+
+# ---- things that go wrong ----
+
+
+def expect_one_warning(done: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: ") == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "Weights & Biases" in done.stderr
+    assert read_run(next(folder.glob("outputs/*/*"))).status == "finished"
+    assert len(runs_below(folder)) == 1
+
+
+def test_online_without_a_key_goes_offline(tmp_path, home):
+    expect_one_warning(run(tmp_path, home, "wandb.mode=online", stdin=subprocess.DEVNULL), tmp_path)
+
+
+def test_a_terminal_is_never_asked_for_a_key(tmp_path, home):
+    """On a terminal W&B would ask, and wait."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "schedlab", "run", *QUICK, "wandb.mode=online"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=home, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            said += os.read(ours, 1024)
+        except OSError:  # closed by the other side
+            break
+    assert process.wait(timeout=HANGS_S) == 0
+    assert b"goes offline" in said and b"Enter your choice" not in said
+    os.close(ours)
+
+
+def test_online_without_a_network_goes_offline(tmp_path, home):
+    environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": NOWHERE}
+    expect_one_warning(run(tmp_path, environment, "wandb.mode=online", "wandb.init_timeout_s=2.5"), tmp_path)
+
+
+def test_a_sweep_waits_for_the_network_once(tmp_path, home):
+    environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": NOWHERE}
+    done = run(
+        tmp_path, environment, "-m", "wandb.mode=online", "wandb.init_timeout_s=2.5", "policy=fcfs,chunked_prefill"
+    )
+    assert done.returncode == 0 and done.stderr.count("goes offline") == 1
+    assert len(runs_below(tmp_path)) == 2
+
+
+def test_a_network_that_dies_during_a_run_holds_nothing_up(tmp_path, home):
+    with wandb_server(silent=True) as server:
+        environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+        done = run(tmp_path, environment, "wandb.mode=online", "wandb.finish_timeout_s=2.5")
+    assert "UpsertBucket" in server.operations
+    assert done.returncode == 0, done.stderr
+    assert read_run(next(tmp_path.glob("outputs/*/*"))).status == "finished"
+    assert list(tmp_path.rglob("run-*.wandb")), "what was not uploaded is on disk"
+
+
+@pytest.mark.parametrize("broken", ["setup", "init"])
+def test_whatever_it_raises_is_one_warning(tmp_path, monkeypatch, broken):
+    wandb = pytest.importorskip("wandb")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(wandb, broken, fail)
+    with pytest.warns(UserWarning, match="no Weights & Biases run: out of luck"):
+        tracker = start_tracker(WandbConfig(), {}, tmp_path)
+    assert isinstance(tracker, NoTracker)
+
+
+class Refusing:
+    """A run in which nothing works."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConnectionError(f"no {name}")
+
+
+def test_a_broken_run_is_one_warning_a_phase(tmp_path):
+    tables = made_up.run(tmp_path)
+    with pytest.warns(UserWarning) as warned:
+        tracking.WandbTracker(Refusing(), WandbConfig(), tmp_path).finish(tables)
+    assert len(warned) == 2
+
+
+def test_the_sample_of_requests_is_fixed_and_bounded(tmp_path):
+    tables = made_up.run(tmp_path, requests=50)
+    kept = tracking.sampled(len(tables.requests["request_id"]), 20)
+    assert np.array_equal(kept, tracking.sampled(50, 20))
+    assert len(set(kept.tolist())) == 20 and np.array_equal(kept, np.sort(kept))
+    assert tracking.sampled(5, 20).tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,386 @@
+"""Formats by hand-made rows: what is read, what is assumed, and the right word for every awkward input."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import rows
+
+from schedlab.framework.errors import ConfigError, TraceError
+from schedlab.workloads.options import ReadOptions
+from schedlab.workloads.readers import detect, formats, read
+from schedlab.workloads.readers.sharegpt import read_with
+
+MS = 10**6
+
+
+def put(folder, name, text):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def mooncake(folder, *records, **options):
+    return read(put(folder, "m.jsonl", rows.lines(*records)), "mooncake", ReadOptions(**options))
+
+
+def row(timestamp=0, prompt=512, output=1, ids=(0,), **more):
+    return {"timestamp": timestamp, "input_length": prompt, "output_length": output, "hash_ids": list(ids), **more}
+
+
+def burst(folder, *cells, **options):
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    return read(put(folder, "b.csv", head + "".join(f"{c}\n" for c in cells)), "burstgpt", ReadOptions(**options))
+
+
+@pytest.mark.parametrize("name", rows.FILES)
+def test_every_format_is_told_by_its_keys(tmp_path, name):
+    path = rows.write(tmp_path, name)
+    expected = name.partition("-")[0]
+    assert detect(path) == expected
+    trace = read(path)
+    assert trace.provenance.format == expected
+    assert trace.equals(read(path, expected))
+    assert any("from the keys" in statement for statement in trace.provenance.assumed)
+
+
+@pytest.mark.parametrize("name", rows.FILES)
+def test_compression_is_told_by_content(tmp_path, name):
+    path = rows.write(tmp_path, name)
+    packed = tmp_path / "noname"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read(packed, name.partition("-")[0]).equals(read(path))
+
+
+def test_unknown_keys_name_the_formats(tmp_path):
+    with pytest.raises(TraceError, match=r"key set \('a', 'b'\) is no format's own; set format to one of azure, bailian"):
+        read(put(tmp_path, "x.csv", "a,b\n1,2\n"))
+    with pytest.raises(ConfigError, match="no trace format 'azur'; there are azure, "):
+        read(rows.write(tmp_path, "azure"), "azur")
+
+
+def test_lengths_without_ids_are_not_guessed_by_magnitude(tmp_path):
+    path = put(tmp_path, "x.jsonl", rows.lines({"timestamp": 0, "input_length": 5, "output_length": 5}))
+    with pytest.raises(TraceError, match="set format"):
+        read(path)
+    assert len(read(path, "mooncake")) == 1
+
+
+def test_an_option_that_a_format_has_no_use_for_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="format azure has no use for block_size; it takes keep_empty, keep_failed, strict"):
+        read(rows.write(tmp_path, "azure"), options=ReadOptions(block_size=16))
+
+
+def test_a_reader_can_be_named_by_its_module(tmp_path):
+    assert len(read(rows.write(tmp_path, "azure"), "schedlab.workloads.readers.azure")) == 3
+    assert "azure" in formats()
+
+
+# stamps and times
+
+
+def test_azure_keeps_every_digit(tmp_path):
+    stamps = [f"2023-11-16 18:00:00.{ms:03d}0000" for ms in (1, 2, 9, 11)]
+    trace = read(put(tmp_path, "a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{s},5,5\r\n" for s in stamps)))
+    assert trace.arrival_ns.tolist() == [0, MS, 8 * MS, 10 * MS]
+    assert trace.provenance.origin == "2023-11-16T18:00:00.001000000"
+
+
+def test_azure_2024_mixes_fractions(tmp_path):
+    assert read(rows.write(tmp_path, "azure-2024")).arrival_ns.tolist() == [0, 990_070_000, 1_007_405_000]
+
+
+def test_stamps_with_and_without_offset_in_one_file_name_the_row(tmp_path):
+    text = rows.AZURE + "2023-11-16 18:17:05+00:00,1,1\n"
+    with pytest.raises(TraceError, match=r"a\.csv: row 3 \(line 5\): TIMESTAMP is '2023-11-16 18:17:05\+00:00', expected a stamp"):
+        read(put(tmp_path, "a.csv", text), "azure")
+
+
+def test_offsets_that_change_between_batches_are_found(tmp_path):
+    head, *body = rows.AZURE.splitlines(keepends=True)
+    text = head + body[0] * 512 + "2023-11-16 18:17:05+00:00,1,1\n" * 3
+    with pytest.raises(TraceError, match=r"row 512 \(line 514\)"):
+        read(put(tmp_path, "a.csv", text), "azure")
+
+
+def test_columns_are_found_by_name(tmp_path):
+    trace = read(rows.write(tmp_path, "azure-2025"))
+    assert trace.prompt_tokens.tolist() == [1000, 20] and "ignored: NumImages" in trace.provenance.assumed
+
+
+def test_a_missing_column_is_one_error_before_any_row(tmp_path):
+    text = "TIMESTAMP,Context,GeneratedTokens\nnonsense,1,1\n"
+    with pytest.raises(TraceError, match=r"no column 'ContextTokens'; found 'TIMESTAMP', 'Context', 'GeneratedTokens'"):
+        read(put(tmp_path, "a.csv", text), "azure")
+
+
+def test_time_starts_at_the_first_kept_row(tmp_path):
+    trace = burst(tmp_path, "7,m,0,0,0,x", "19440110,m,5,5,10,x", "19440111,m,5,5,10,x")
+    assert trace.arrival_ns.tolist() == [0, 10**9]
+    assert trace.provenance.origin_ns == 19_440_110 * 10**9 and trace.provenance.origin == "19440110 s"
+
+
+def test_time_unit_can_be_said(tmp_path):
+    trace = mooncake(tmp_path, row(0), row(3), time_unit="s")
+    assert trace.arrival_ns.tolist() == [0, 3 * 10**9] and "times in s" in trace.provenance.assumed
+    with pytest.raises(ConfigError, match="time_unit=h, expected one of ns, us, ms, s"):
+        ReadOptions(time_unit="h")
+
+
+@pytest.mark.parametrize("bad", [-1, "-1", float("nan"), float("inf"), "soon", True, 1e300, [1]])
+def test_times_that_are_none_name_the_row(tmp_path, bad):
+    with pytest.raises(TraceError, match=r"m\.jsonl: row 1 \(line 2\): timestamp is .*, expected a finite time of at least 0"):
+        mooncake(tmp_path, row(0), row(bad))
+
+
+def test_rows_out_of_order_are_sorted_stably_and_counted(tmp_path):
+    trace = mooncake(tmp_path, row(5), row(3), row("3"), row(9))
+    assert trace.source_row.tolist() == [1, 2, 0, 3] and trace.provenance.counts == {"inversions": 1}
+    with pytest.raises(TraceError, match="row 1 arrives before the row above it; strict forbids it"):
+        mooncake(tmp_path, row(5), row(3), strict=True)
+
+
+def test_equal_stamps_keep_file_order(tmp_path):
+    trace = burst(tmp_path, *[f"5,m,{n},1,0,x" for n in range(1, 6)])
+    assert trace.prompt_tokens.tolist() == [1, 2, 3, 4, 5]
+
+
+# counts
+
+
+def test_failures_are_skipped_by_name_or_kept(tmp_path):
+    cells = ["1,m,10,5,15,x", "2,m,0,0,0,x", "3,m,10,0,10,x", "4,m,0,7,7,x"]
+    trace = burst(tmp_path, *cells)
+    assert trace.source_row.tolist() == [0] and trace.provenance.counts == {"empty_prompt": 2, "no_output": 1}
+    kept = burst(tmp_path, *cells, keep_failed=True)
+    assert kept.source_row.tolist() == [0, 2] and kept.failed.tolist() == [False, True]
+    assert kept.provenance.counts == {"empty_prompt": 2}
+
+
+def test_a_file_of_failures_only_says_so(tmp_path):
+    with pytest.raises(TraceError, match=r"no row with a prompt and an output is left \(1 empty_prompt, 2 no_output\)"):
+        burst(tmp_path, "2,m,0,0,0,x", "3,m,10,0,10,x", "3,m,10,0,10,x")
+
+
+@pytest.mark.parametrize("bad", [-5, 12.5, True, None, "", "12x", float("nan"), 2**40])
+def test_counts_that_are_none_name_the_row(tmp_path, bad):
+    with pytest.raises(TraceError, match=r"row 1 \(line 2\): input_length is .*, expected a token count from 0 to"):
+        mooncake(tmp_path, row(0), row(1, prompt=bad))
+
+
+def test_whole_floats_and_numeric_strings_are_counts(tmp_path):
+    trace = mooncake(tmp_path, row(0, prompt=12.0), row(1, prompt="13", output="1e2"))
+    assert trace.prompt_tokens.tolist() == [12, 13] and trace.output_tokens.tolist() == [1, 100]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("[1, 2]\n", r"row 0 \(line 1\): a JSON list, expected an object"),
+        ("{}\n", r"key set \(none\)"),
+    ],
+)
+def test_files_of_nothing(tmp_path, text, said):
+    with pytest.raises(TraceError, match=said):
+        read(put(tmp_path, "x", text))
+
+
+def test_csv_with_rows_of_other_widths_names_the_line(tmp_path):
+    with pytest.raises(TraceError, match=r"row 1 \(line 4\): 2 cells, expected 3"):
+        read(put(tmp_path, "a.csv", "arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n\n1,1\n"))
+
+
+def test_blank_lines_and_byte_order_marks_are_nothing(tmp_path):
+    text = "\ufeff" + rows.MOONCAKE.replace("\n", "\n\n") + "  \n"
+    assert read(put(tmp_path, "m.jsonl", text)).equals(read(rows.write(tmp_path, "mooncake")))
+
+
+def test_damaged_files_are_one_line(tmp_path):
+    whole = gzip.compress(rows.MOONCAKE.encode() * 50)
+    for name, data in {"cut": whole[: len(whole) // 2], "flipped": whole[:40] + bytes([whole[40] ^ 255]) + whole[41:]}.items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        with pytest.raises(TraceError, match=f"{name}: (damaged or truncated compressed file|row)"):
+            read(path, "mooncake")
+    path = tmp_path / "latin"
+    path.write_bytes("Timestamp,Modèle\n".encode("latin-1"))
+    with pytest.raises(TraceError, match="latin: not UTF-8 text"):
+        read(path, "burstgpt")
+    with pytest.raises(TraceError, match="is a directory, expected a file"):
+        read(tmp_path, "mooncake")
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "none", "mooncake")
+
+
+# block ids
+
+
+def test_a_count_of_ids_that_does_not_fit_names_what_would(tmp_path):
+    said = r"row 1 \(line 2\): 2 block ids for a prompt of 20 tokens, expected 1 of 512 tokens; block sizes 10 to 19 would fit"
+    with pytest.raises(TraceError, match=said):
+        mooncake(tmp_path, row(0), row(1, prompt=20, ids=[1, 2]))
+    trace = mooncake(tmp_path, row(0, prompt=20, ids=[1, 2]), block_size=16)
+    assert trace.ids.width == 16 and "block ids stand for 16 tokens" in trace.provenance.assumed
+
+
+def test_a_bailian_file_read_as_mooncake_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="expected 1 of 512 tokens; block sizes 10 to 19 would fit"):
+        read(rows.write(tmp_path, "bailian"), "mooncake")
+
+
+def test_ids_of_any_type_keep_prefixes_apart(tmp_path):
+    big = 2**40
+    trace = mooncake(
+        tmp_path, row(0, ids=[1]), row(1, ids=[1 + 2**32]), row(2, ids=["00ff"]), row(3, ids=["ff"]), row(4, ids=["1"]),
+        row(5, ids=[big]), row(6, ids=[2**70]), row(7, ids=[-1]), row(8, ids=[1]),
+    )  # fmt: skip
+    values = trace.ids.values.tolist()
+    assert values[0] == values[-1] and len(set(values)) == 8
+
+
+@pytest.mark.parametrize("bad", [[True], [None], [1.5], [[1]], {"a": 1}, 5])
+def test_ids_of_no_sense_name_the_row(tmp_path, bad):
+    with pytest.raises(TraceError, match=r"row 1 \(line 2\): block id"):
+        mooncake(tmp_path, row(0), {**row(1), "hash_ids": bad})
+
+
+def test_rows_without_ids_stand_beside_rows_with(tmp_path):
+    plain = {"timestamp": 1, "input_length": 700, "output_length": 2}
+    trace = mooncake(tmp_path, row(0), plain, row(2))
+    assert trace.ids.counts.tolist() == [1, 0, 1]
+
+
+def test_bailian_sessions_follow_their_parents(tmp_path):
+    trace = read(rows.write(tmp_path, "bailian"))
+    assert trace.session.tolist() == ["1", "1", "3"] and trace.turn.tolist() == [0, 1, 0]
+    assert trace.arrival_ns.tolist() == [0, 750 * MS, 1500 * MS] and trace.ids.width == 16
+    assert trace.kind.tolist() == ["text", "text", "search"]
+
+
+def test_hash_scope_can_be_the_session(tmp_path):
+    trace = mooncake(tmp_path, row(0, session_id="a"), row(1, session_id="b"), hash_scope="session")
+    assert trace.scope.tolist() == ["a", "b"]
+
+
+# sessions
+
+
+def test_mooncake_sessions_are_tied_by_delay(tmp_path):
+    trace = read(rows.write(tmp_path, "mooncake-sessions"), "mooncake")
+    assert trace.source_row.tolist() == [0, 2, 1] and trace.after.tolist() == [-1, -1, 0]
+    assert trace.think_ns.tolist() == [-1, -1, 250 * MS]
+    assert trace.stamped.tolist() == [True, True, False]
+    assert trace.arrival_ns.tolist() == [0, 2 * MS, 250 * MS]
+
+
+def test_a_row_without_stamp_or_delay_is_refused(tmp_path):
+    bare = {"input_length": 5, "output_length": 5}
+    with pytest.raises(TraceError, match="row 1 has neither an arrival time nor a delay after a previous turn"):
+        mooncake(tmp_path, row(0), bare)
+
+
+def test_weka_ties_and_clocks(tmp_path):
+    trace = read(rows.write(tmp_path, "weka"), options=ReadOptions(keep_failed=True))
+    assert trace.session.tolist() == ["w", "w/x", "w/x", "w", "w"]
+    assert trace.after.tolist() == [-1, 0, 1, 0, 3]
+    # own think time, else gap less service, else 0 where the service time is not known
+    assert trace.think_ns.tolist() == [-1, 10**9, 3 * 10**9, 7_500 * MS, 0]
+    assert (trace.arrival_ns / 1e9).tolist() == [0, 3, 7, 10, 30]
+    assert set(trace.scope.tolist()) == {"w"} and trace.provenance.counts == {"think_times_from_gaps": 3}
+    assert read(rows.write(tmp_path, "weka")).provenance.counts["no_output"] == 1
+
+
+def test_weka_reads_folders_and_single_objects(tmp_path):
+    session = json.loads(rows.WEKA)
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    (folder / "trace_1.json").write_text(json.dumps(session, indent=1))
+    (folder / "trace_2.json").write_text(json.dumps({**session, "id": "v"}))
+    trace = read(folder, "weka")
+    assert len(trace) == 8 and set(trace.scope.names) == {"w", "v"}
+
+
+def test_ragpulse_segments_in_their_order(tmp_path):
+    trace = read(rows.write(tmp_path, "ragpulse"))
+    assert [trace.ids.row(i).tolist() for i in range(2)] == [[1, 10, 11, 20, 30], [1, 11, 10, 20, 31]]
+    assert trace.ids.row_widths(0).tolist() == [50, 20, 20, 10, 12]
+    (tmp_path / "2_passages.jsonl").unlink()
+    with pytest.raises(TraceError, match=r"no 2_passages\.jsonl beside the trace"):
+        read(tmp_path / "ragpulse.jsonl")
+
+
+def test_ragpulse_segments_longer_than_the_prompt_are_refused(tmp_path):
+    path = rows.write(tmp_path, "ragpulse", rows.RAGPULSE.replace('"input_length": 120', '"input_length": 100', 1))
+    with pytest.raises(TraceError, match=r"row 0 \(line 1\): segments of 112 tokens in a prompt of 100"):
+        read(path)
+
+
+def test_token_ids_are_the_prompt(tmp_path):
+    trace = read(rows.write(tmp_path, "llmservingsim"))
+    assert trace.ids is None and [trace.tokens.row(i).tolist() for i in range(2)] == [[1, 2, 3], [1, 2]]
+    path = rows.write(tmp_path, "llmservingsim", rows.LLMSERVINGSIM.replace("[1, 2, 3]", "[1, 2]"))
+    with pytest.raises(TraceError, match=r"row 0 \(line 1\): 2 input_tok_ids for a prompt of 3 tokens"):
+        read(path)
+
+
+def test_tracelab_rounds_think_from_the_last_event(tmp_path):
+    trace = read(rows.write(tmp_path, "tracelab_rounds"))
+    assert trace.think_ns.tolist() == [-1, 19_291 * MS] and trace.grows.tolist() == [False, True]
+
+
+def test_sharegpt_counts_what_was_said_before(tmp_path):
+    talk = [{"id": "c", "conversations": [
+        {"from": "human", "value": "one two three"}, {"from": "gpt", "value": "four five"},
+        {"from": "human", "value": "six"}, {"from": "gpt", "value": "seven eight nine"}]}]  # fmt: skip
+    path = put(tmp_path, "s.json", json.dumps(talk))
+    trace = read_with(path, lambda text: len(text.split()), ReadOptions())
+    assert trace.prompt_tokens.tolist() == [3, 6] and trace.output_tokens.tolist() == [2, 3]
+    assert trace.grows.tolist() == [False, True] and trace.think_ns.tolist() == [-1, 0]
+    with pytest.raises(ConfigError, match="set tokenizer"):
+        read(path, "sharegpt")
+
+
+# plain tables
+
+
+def test_tables_by_column_mapping(tmp_path):
+    text = "when,in,out,who,rank\n0.5,10,2,a,-1\n0.25,20,3,b,\n"
+    columns = {"arrival": "when", "prompt_tokens": "in", "output_tokens": "out", "client": "who", "priority": "rank"}
+    trace = read(put(tmp_path, "t.csv", text), "table", ReadOptions(time_unit="s", columns=columns))
+    assert trace.prompt_tokens.tolist() == [20, 10] and trace.client.tolist() == ["b", "a"]
+    assert trace.priority.tolist() == [0, -1] and trace.arrival_ns.tolist() == [0, 250 * MS]
+
+
+def test_tables_of_three_kinds_are_equal(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    data = {"arrival": [0, 5], "prompt_tokens": [3, 4], "output_tokens": [1, 2], "session": ["a", "a"], "think": [None, 2]}
+    as_rows = [dict(zip(data, cells, strict=True)) for cells in zip(*data.values(), strict=True)]
+    text = ",".join(data) + "\n" + "".join(",".join("" if v is None else str(v) for v in r.values()) + "\n" for r in as_rows)
+    paths = [put(tmp_path, "t.csv", text), put(tmp_path, "t.jsonl", rows.lines(*as_rows)), tmp_path / "t.parquet"]
+    parquet.write_table(pyarrow.table(data), paths[2])
+    traces = [read(path, "table", ReadOptions(time_unit="ms")) for path in paths]
+    assert traces[0].equals(traces[1]) and traces[0].equals(traces[2])
+    assert traces[0].think_ns.tolist() == [-1, 2 * MS]
+
+
+def test_tables_say_what_they_lack(tmp_path):
+    path = put(tmp_path, "t.csv", "arrival,prompt_tokens,output_tokens\n5,3,1\n")
+    with pytest.raises(TraceError, match="numbers need time_unit"):
+        read(path, "table")
+    with pytest.raises(ConfigError, match="columns names when, expected some of"):
+        read(path, "table", ReadOptions(columns={"when": "arrival"}))
+    with pytest.raises(TraceError, match="no column 'tokens'"):
+        read(path, "table", ReadOptions(time_unit="s", columns={"prompt_tokens": "tokens"}))
+    ids = put(tmp_path, "i.jsonl", rows.lines({"prompt_tokens": 3, "output_tokens": 1, "ids": [1]}))
+    with pytest.raises(ConfigError, match=r"block ids \(ids\) need block_size"):
+        read(ids, "table")
+
+
+def test_lengths_alone_are_marked(tmp_path):
+    trace = read(put(tmp_path, "v.csv", "num_prefill_tokens,num_decode_tokens\n5,6\n7,8\n"))
+    assert not trace.stamped.any() and np.array_equal(trace.arrival_ns, [0, 0])
