@@ -1,14 +1,17 @@
 """Weights & Biases as a copy of a run's files: one run, its config, curves, summary, a sample of requests, the files.
 
-Offline unless asked otherwise. It never fails a run and never holds one up beyond its timeouts: whatever goes wrong is
-one warning, and the files in the run directory stay the source. Knows nothing of how a run is made.
+Every run is written offline, without key or network; `online` uploads it when it has ended, in a process of its own
+that gets so much time and no more. So W&B never fails a run and never holds one up: whatever goes wrong is one
+warning, and `wandb sync` uploads later. Knows nothing of how a run is made.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import threading
+import re
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +26,6 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.tables import Columns, RunTables
 
 MODES = ("offline", "online", "disabled")
-STARTS_OFFLINE_S = 1.5
-"""Kept of the start's time limit for falling back to an offline run."""
 TABLE_COLUMNS = (
     "request_id", "client", "slo", "status", "arrival_s", "first_scheduled_s", "first_token_s", "finished_s",
     "prompt_tokens", "output_tokens", "cached_tokens", "preemptions", "recomputed_tokens",
@@ -33,7 +34,10 @@ TABLE_COLUMNS = (
 
 @dataclass(frozen=True)
 class WandbConfig:
-    """`conf/wandb`. `mode` empty (an empty WANDB_MODE) means offline; timeouts in seconds, for start and finish."""
+    """`conf/wandb`. An empty `mode`, from an empty WANDB_MODE, means offline.
+
+    `init_timeout_s` bounds the start of a run, `finish_timeout_s` its upload.
+    """
 
     mode: str = "offline"
     project: str = "schedlab"
@@ -60,7 +64,7 @@ class NoTracker:
 
 
 def start_tracker(settings: WandbConfig, config: Mapping[str, Any], directory: Path) -> Tracker:
-    """Open a W&B run in `directory`/wandb, offline if online fails; without W&B if that fails too."""
+    """Open a W&B run in `directory`/wandb; if that fails, warn and go on without."""
     mode = settings.mode or "offline"
     if mode not in MODES:
         raise ConfigError(f"wandb.mode={mode}: expected one of {', '.join(MODES)}")
@@ -68,15 +72,16 @@ def start_tracker(settings: WandbConfig, config: Mapping[str, Any], directory: P
         return NoTracker()
     tracker: Tracker = NoTracker()
     with never_failing("no Weights & Biases run"):
-        tracker = WandbTracker(_open(settings, mode, config, directory), settings, directory)
+        tracker = WandbTracker(open_run(settings, config, directory), settings, directory, upload=mode == "online")
     return tracker
 
 
 class WandbTracker:
-    def __init__(self, run: Any, settings: WandbConfig, directory: Path) -> None:
+    def __init__(self, run: Any, settings: WandbConfig, directory: Path, *, upload: bool = False) -> None:
         self._run = run
         self._settings = settings
         self._directory = directory
+        self._upload = upload
 
     def finish(self, tables: RunTables | None) -> None:
         with never_failing("the Weights & Biases run is incomplete"), staged_below(self._directory):
@@ -86,6 +91,8 @@ class WandbTracker:
             log_files(self._run, self._directory)
         with never_failing("the Weights & Biases run did not finish"):
             self._run.finish(exit_code=int(tables is None))
+            if self._upload:
+                upload(Path(self._run.settings.sync_dir), self._directory, self._settings.finish_timeout_s)
 
     def _log_tables(self, tables: RunTables) -> None:
         self._run.summary.update({key: value for key, value in tables.summary.items() if value is not None})
@@ -154,53 +161,26 @@ def log_files(run: Any, directory: Path) -> None:
 
 
 def log_artifact(run: Any, artifact: Any, directory: Path) -> None:
-    """Log an artifact; offline, its files are named relative to the run directory, so that this can be moved.
+    """Log an artifact with its files named relative to the run directory, so that this can be moved.
 
     `cd DIRECTORY && wandb sync wandb/offline-run-*` uploads it from wherever it lies by then.
     """
-    if run.settings.mode == "offline":
-        for entry in artifact.manifest.entries.values():
-            entry.local_path = os.path.relpath(entry.local_path, directory)
+    for entry in artifact.manifest.entries.values():
+        entry.local_path = os.path.relpath(entry.local_path, directory)
     run.log_artifact(artifact)
 
 
-# ---- starting ----
-
-_unreachable = False
-"""The server did not answer an earlier run of this process: later ones do not wait for it again."""
+# ---- starting and uploading ----
 
 
-def _open(settings: WandbConfig, mode: str, config: Mapping[str, Any], directory: Path) -> Any:
-    global _unreachable
-    if mode == "online" and not _unreachable:
-        try:
-            run = _init(settings, "online", config, directory)
-            atexit.register(_leave_within, STARTS_OFFLINE_S)
-            return run
-        except Exception as error:
-            _unreachable = True
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            warnings.warn(f"Weights & Biases goes offline, `wandb sync` uploads later: {reason}", stacklevel=2)
-    return _init(settings, "offline", config, directory)
-
-
-def _init(settings: WandbConfig, mode: str, config: Mapping[str, Any], directory: Path) -> Any:
-    if not os.environ.get("WANDB_MODE", "x"):
+def open_run(settings: WandbConfig, config: Mapping[str, Any], directory: Path) -> Any:
+    """An offline run, independent of others in this process."""
+    if os.environ.get("WANDB_MODE") == "":
         del os.environ["WANDB_MODE"]  # W&B refuses to start with an empty one
     import wandb
 
-    quiet = wandb.Settings(
-        console="off",
-        silent=True,  # also keeps it from asking for a key, which would wait for an answer
-        init_timeout=max(settings.init_timeout_s - STARTS_OFFLINE_S, 1.0),
-        finish_timeout=max(settings.finish_timeout_s - STARTS_OFFLINE_S, 1.0),
-        disable_git=True,
-        x_disable_machine_info=True,
-        x_disable_stats=True,
-    )
-    wandb.setup(quiet)
     return wandb.init(
-        mode=mode,  # type: ignore[arg-type]
+        mode="offline",
         dir=str(directory),
         project=settings.project,
         entity=settings.entity,
@@ -210,17 +190,68 @@ def _init(settings: WandbConfig, mode: str, config: Mapping[str, Any], directory
         tags=list(settings.tags),
         config=dict(config),
         reinit="create_new",
-        settings=quiet,
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            init_timeout=settings.init_timeout_s,
+            x_service_wait=settings.init_timeout_s,
+            disable_git=True,
+            x_disable_machine_info=True,
+            x_disable_stats=True,
+        ),
     )
 
 
-def _leave_within(seconds: float) -> None:
-    """At exit, let W&B's service go on by itself: waiting for its telemetry can take long without a network."""
-    import wandb
+NOT_FOR_SYNC = ("WANDB_MODE", "WANDB_SERVICE")
+"""Offline it would upload nothing; and this process's service has another current folder."""
+_gave_up = False
+"""An upload of this process ran out of time: later ones do not wait for the server again."""
 
-    leaving = threading.Thread(target=wandb.teardown, daemon=True)
-    leaving.start()
-    leaving.join(seconds)
+
+def upload(run: Path, directory: Path, timeout_s: float) -> None:
+    """`wandb sync` the offline run, for `timeout_s` at most."""
+    global _gave_up
+    if _gave_up:
+        return
+    later = f"`cd {directory} && wandb sync {run.relative_to(directory)}` uploads it later"
+    log = directory / "wandb" / "sync.log"
+    code = sync(run, directory, log, timeout_s)
+    if code is None:
+        _gave_up = True
+        warnings.warn(f"Weights & Biases took no upload within {timeout_s:g} s; {later}", stacklevel=2)
+    elif code:
+        warnings.warn(f"Weights & Biases took no upload ({last_line(log)}); {later}", stacklevel=2)
+    elif link := re.search(r"https?://\S+/runs/\S+", log.read_text()):
+        print(link[0])
+
+
+def sync(run: Path, directory: Path, log: Path, timeout_s: float) -> int | None:
+    """Exit code of `wandb sync`; None if it had to be ended. Its own children go with it."""
+    words = [sys.executable, "-m", "wandb", "sync", str(run.relative_to(directory))]
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SYNC}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            words,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,  # so that it cannot ask for a key
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text().strip().splitlines()
+    return lines[-1].removeprefix("Error: ") if lines else "it said nothing"
 
 
 @contextmanager

@@ -73,4 +73,3 @@ class Batch:
             return self.decodes
         granted = [prefill.request for prefill in self.prefills]
         return granted[: self.decodes_at] + self.decodes + granted[self.decodes_at :]
-

@@ -1,8 +1,8 @@
 """The decode cohort: requests that decode in step, advanced together by one counter.
 
 A member's computed tokens are a stored base plus `tick`, so a step that decodes all of them costs the same at any size:
-finishes come from a heap of ticks, block needs from buckets of `-base mod block_size`, the sum of contexts is an integer.
-Knows lengths and ticks; knows nothing of pools, slots or tokens.
+finishes come from a heap of ticks, block needs from buckets of `-base mod block_size`, the sum of contexts is an
+integer. Knows lengths and ticks; knows nothing of pools, slots or tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,21 @@ def _by_admission(request: EngineRequest) -> int:
 
 
 class DecodeCohort(Cadence):
-    """Members in admission order. `emitted_ns` is when they last emitted together; `stragglers` emitted at another time."""
+    """Members in admission order. `emitted_ns` is when they last emitted together; `stragglers` emitted at another
+    time.
+    """
 
-    __slots__ = ("_finishes", "block_size", "buckets", "emitted_ns", "lineup", "members", "stragglers", "total_base", "version")
+    __slots__ = (
+        "_finishes",
+        "block_size",
+        "buckets",
+        "emitted_ns",
+        "lineup",
+        "members",
+        "stragglers",
+        "total_base",
+        "version",
+    )
 
     def __init__(self, block_size: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""From grants to arrays: the running requests' tokens and block tables, a row a slot, and what a batch gathers from them.
+"""From grants to arrays: the running requests' tokens and block tables, a row a slot, and what a batch gathers from
+them.
 
 Rows are written when something about a request changes; what all of decoding need is kept between steps and moved on by
 one, so that a decode-only step costs a few array operations. Knows slots, tables and lengths; knows no policy.
@@ -39,7 +40,7 @@ class Columns:
         self.block_tables = np.zeros((max_num_seqs, widest), dtype=np.int64)
         self._cohort: CohortRows | None = None
 
-    # -- rows -----------------------------------------------------------------------------------------------------------
+    # -- rows --
 
     def enter(self, request: EngineRequest, prompt_T: np.ndarray) -> None:
         """A request was given a slot: write its prompt and what it has generated."""
@@ -62,7 +63,7 @@ class Columns:
         emitting = inputs.emitting_S
         self.tokens[inputs.rows_N[emitting], inputs.output_positions_S] = tokens_NK[emitting, 0]
 
-    # -- inputs ---------------------------------------------------------------------------------------------------------
+    # -- inputs --
 
     def inputs(self, batch: Batch, cohort: DecodeCohort) -> Inputs:
         """The ragged arrays of `batch`, before its commit."""

@@ -21,8 +21,9 @@ _U64 = np.uint64
 class Chain:
     """Identity of a request's leading whole blocks, in groups that are known by one key each.
 
-    Group i covers the blocks `ends[i-1] .. ends[i]` (`ends[-1]` stands for 0 when i = 0). Tokens give one block a group,
-    a trace id of 512 tokens gives 32 blocks of 16 a group. An empty chain has no identity: nothing is ever shared.
+    Group i covers the blocks `ends[i-1] .. ends[i]` (`ends[-1]` stands for 0 when i = 0). Tokens give one block a
+    group, a trace id of 512 tokens gives 32 blocks of 16 a group. An empty chain has no identity: nothing is ever
+    shared.
     """
 
     keys: list[bytes]

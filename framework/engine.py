@@ -1,7 +1,7 @@
 """The engine: between steps commit, aborts and arrivals, then one step decided by the policy and run by the executor.
 
-Owns requests, KV blocks and time; the order of events at a boundary is fixed here. Knows no policy, no trace format, and
-not how an executor computes or a jump is made.
+Owns requests, KV blocks and time; the order of events at a boundary is fixed here. Knows no policy, no trace format,
+and not how an executor computes or a jump is made.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Engine:
         widest = min(-(-config.max_model_len // config.block_size), config.num_blocks)
         return Columns(config.max_num_seqs, config.max_model_len, widest, config.block_size)
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running --
 
     @property
     def now_ns(self) -> int:
@@ -154,7 +154,7 @@ class Engine:
         """Check every invariant of the books; raises AssertionError on the first that is broken."""
         invariants.audit(self.ledger)
 
-    # -- arrivals and aborts --------------------------------------------------------------------------------------------
+    # -- arrivals and aborts --
 
     def _take_arrivals(self, now: int) -> None:
         for request in self.source.pop(now):
@@ -197,7 +197,7 @@ class Engine:
             heapq.heappop(self._aborts)
         return min(self._arrival_ns, self._aborts[0][0]) if self._aborts else self._arrival_ns
 
-    # -- deciding -------------------------------------------------------------------------------------------------------
+    # -- deciding --
 
     def next_tick_fits(self) -> bool:
         """Whether all of decoding can go on: blocks suffice, and none is evicted that a waiting request counts on."""
@@ -242,12 +242,13 @@ class Engine:
         if decision.idle_until_ns is not None:
             if decision.prefills or decision.decodes:
                 raise PolicyError(self.name, "granted tokens and called idle_until in one step")
-            if decision.idle_until_ns <= decision.now_ns or min(decision.idle_until_ns, self.next_event_ns()) == math.inf:
-                raise PolicyStalled(self.name, f"idle_until({decision.idle_until_ns / 1e9} s) at {decision.now_ns / 1e9} s never wakes")
+            until_ns, now_ns = decision.idle_until_ns, decision.now_ns
+            if until_ns <= now_ns or min(until_ns, self.next_event_ns()) == math.inf:
+                raise PolicyStalled(self.name, f"idle_until({until_ns / 1e9} s) at {now_ns / 1e9} s never wakes")
         elif not (decision.prefills or decision.decodes):
             raise PolicyStalled(self.name, "granted nothing and did not idle: " + self._head_lacks(decision))
         if decision.hold_until_ns is not None and not self._may_hold(decision):
-            raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, and no more")
+            raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
 
     def _may_hold(self, decision: Decision) -> bool:
         decodes, members = decision.decodes, self.ledger.cohort.members
@@ -261,7 +262,7 @@ class Engine:
             f"{len(ledger.free_slots)} slots and {ledger.cache.num_free} blocks are free"
         )
 
-    # -- executing ------------------------------------------------------------------------------------------------------
+    # -- executing --
 
     def _execute(self, decision: Decision, scheduler_us: float) -> None:
         batch = self._batch(decision)
@@ -292,7 +293,9 @@ class Engine:
         else:
             context = sum([request.num_computed_tokens for request in decodes]) + len(decodes)
         tokens = sum([prefill.tokens for prefill in decision.prefills]) if decision.prefills else 0
-        batch = Batch(decision.prefills, decodes, decision.decodes_at, tokens, context, ledger.copies_out, ledger.copies_in)
+        batch = Batch(
+            decision.prefills, decodes, decision.decodes_at, tokens, context, ledger.copies_out, ledger.copies_in
+        )
         if self.columns is not None:
             self._fill_inputs(decision, batch, self.columns)
         return batch
@@ -304,7 +307,7 @@ class Engine:
             columns.enter(request, self.executor.prompt_token_ids(request))
         batch.inputs = columns.inputs(batch, self.ledger.cohort)
 
-    # -- committing -----------------------------------------------------------------------------------------------------
+    # -- committing --
 
     def _commit(self, decision: Decision, batch: Batch, result: StepResult, now: int) -> None:
         if self.columns is not None and result.tokens is not None:
@@ -377,7 +380,8 @@ class Engine:
             gap(now - emitted_ns, 1)
 
     def _compute(self, prefill: Prefill, now: int) -> bool:
-        """A grant of a request that is not decoding: it computed `count` tokens, and emitted one if these were its last.
+        """A grant of a request that is not decoding: it computed `count` tokens, and emitted one if these were its
+        last.
 
         Returns whether it reached its final length by that.
         """
@@ -402,7 +406,7 @@ class Engine:
             self.recorder.gap(now - request.emitted_ns, 1)
         request.emitted_ns = now
 
-    # -- ending -----------------------------------------------------------------------------------------------------------
+    # -- ending --
 
     def _ended_by_length(self, batch: Batch, ended: list[EngineRequest]) -> list[tuple[EngineRequest, State]]:
         """Without tokens only lengths end requests: those of `ended`, and whom the cohort knows to be done."""

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class StepResult:
     """Outcome of one batch.
 
-    `duration_ns` is the modelled duration, or the measured device time where the executor knows one; clocks that measure
-    ignore it. `tokens` is int64 [num_grants, k], row i the new tokens of grant i in batch order, padded with -1 (an
-    inner chunk is all -1); None from an executor without tokens, which then stands for one unnamed token a finished
-    grant. `bound` names what limited the step (compute, memory, overhead). `failed` maps grant index to a reason.
+    `duration_ns` is the modelled duration, or the measured device time where the executor knows one; clocks that
+    measure ignore it. `tokens` is int64 [num_grants, k], row i the new tokens of grant i in batch order, padded with
+    -1 (an inner chunk is all -1); None from an executor without tokens, which then stands for one unnamed token a
+    finished grant. `bound` names what limited the step (compute, memory, overhead). `failed` maps grant index to a
+    reason.
     """
 
     duration_ns: int

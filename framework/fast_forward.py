@@ -74,7 +74,9 @@ def _jump(
 
 
 class Stretch:
-    """Equal steps in a row: the inputs of the first, when the last ended, and the durations of those after the first."""
+    """Equal steps in a row: the inputs of the first, when the last ended, and the durations of those after the
+    first.
+    """
 
     __slots__ = ("begin_ns", "context", "durations", "end_ns", "free", "free_block_ns", "free_min", "unowned")
 

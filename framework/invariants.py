@@ -1,7 +1,7 @@
 """The rules that hold between steps: counters every step, the whole of the books on demand.
 
-`check_step` costs O(grants) and runs always; `audit` recomputes everything from scratch. A failure here is a fault of the
-framework, so both assert. Knows the ledger's parts; changes nothing.
+`check_step` costs O(grants) and runs always; `audit` recomputes everything from scratch. A failure here is a fault of
+the framework, so both assert. Knows the ledger's parts; changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.framework.ledger import Ledger
+from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def _audit_places(ledger: Ledger) -> None:
     slots = [r.slot for r in running] + ledger.free_slots
     assert len(slots) == len(set(slots)), "a slot is in two places"
     for request in waiting:
-        assert not request.block_table and request.slot == -1 and request.num_published == 0, f"{request} owns something"
+        assert not request.block_table and request.slot == -1 and request.num_published == 0, (
+            f"{request} owns something"
+        )
 
 
 def _audit_blocks(ledger: Ledger) -> None:
@@ -78,7 +81,9 @@ def _audit_runs(ledger: Ledger) -> None:
     held: dict[bytes, list[int]] = {}
     for request in ledger.running:
         left = request.num_published
-        assert request.block_table[:left] == [b for run, n in cache._runs(request.chain, 0, left) for b in run.blocks[:n]]
+        assert request.block_table[:left] == [
+            b for run, n in cache._runs(request.chain, 0, left) for b in run.blocks[:n]
+        ]
         for key, start, stop in _groups(request):
             if start < left:
                 held.setdefault(key, []).append(min(stop, left) - start)
@@ -87,8 +92,14 @@ def _audit_runs(ledger: Ledger) -> None:
         assert run.held == sorted(held.get(key, [])), "a run's owners are not those that hold it"
         assert (run in cache.lru) == (run.num_unowned > 0), "a run is evictable without unowned blocks, or the reverse"
     for request in [*ledger.running, *ledger.waiting]:
-        present = [key in cache.index for key in request.chain.keys]
-        assert present == sorted(present, reverse=True), f"{request}: a cached run lacks its prefix"
+        present = _num_present(cache, request)
+        assert all(map(cache.index.__contains__, request.chain.keys[:present])), (
+            f"{request}: a cached run lacks its prefix"
+        )
+
+
+def _num_present(cache: PrefixCache, request: EngineRequest) -> int:
+    return sum(map(cache.index.__contains__, request.chain.keys))
 
 
 def _groups(request: EngineRequest) -> list[tuple[bytes, int, int]]:
@@ -119,15 +130,14 @@ def _audit_host(ledger: Ledger) -> None:
 def _audit_hits(ledger: Ledger) -> None:
     cache = ledger.cache
     for request in ledger.waiting:
-        if request.chain.keys:
-            hit, limit = 0, cache._limit(request)
-            for key, start, stop in _groups(request):
-                run = cache.index.get(key)
-                hit += len(run.blocks) if run else 0
-                if run is None or len(run.blocks) < stop - start:
-                    break
-            assert cache.hit_blocks(request) == min(hit, limit), f"{request}: its hit is out of date"
+        present, chain = _num_present(cache, request), request.chain
+        before = chain.ends[present - 2] if present > 1 else 0
+        cached = before + len(cache.index[chain.keys[present - 1]].blocks) if present else 0
+        limit = min((request.num_tokens - 1) // cache.block_size, chain.num_blocks)
+        assert cache.hit_blocks(request) == min(cached, limit), f"{request}: its hit is out of date"
     promised: Counter[bytes] = Counter()
     for request in ledger.running:
-        promised.update(key for key, _, stop in _groups(request)[: request.promised_groups] if stop > request.num_published)
+        promised.update(
+            key for key, _, stop in _groups(request)[: request.promised_groups] if stop > request.num_published
+        )
     assert dict(promised) == cache.computing, "what running requests will publish is out of date"

@@ -1,4 +1,6 @@
-"""Turns a decided step into the rows of the log. Knows the step, the batch and the recorder's columns; decides nothing."""
+"""Turns a decided step into the rows of the log. Knows the step, the batch and the recorder's columns; decides
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
     from schedlab.framework.engine import Engine
 
 
-def log_step(engine: Engine, decision: Decision, batch: Batch, duration_ns: int, bound: str | None, scheduler_us: float) -> None:
+def log_step(
+    engine: Engine, decision: Decision, batch: Batch, duration_ns: int, bound: str | None, scheduler_us: float
+) -> None:
     """One decision row and one step row; called after execution and before the commit changes the books."""
     log_decision(engine, decision, batch.decodes)
     decodes, prefills, ledger = batch.decodes, batch.prefills, engine.ledger
@@ -21,8 +25,9 @@ def log_step(engine: Engine, decision: Decision, batch: Batch, duration_ns: int,
     if prefills:
         context += sum([start + count for _, start, count in prefills])
     engine.recorder.step(
-        engine.num_steps, 1, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills), len(decodes),
-        context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free, ledger.cache.num_unowned,
+        engine.num_steps, 1, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills),
+        len(decodes), context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free,
+        ledger.cache.num_unowned,
         len(batch.copies_out) + len(batch.copies_in), bound, scheduler_us,
     )  # fmt: skip
     engine.num_steps += 1

@@ -49,14 +49,16 @@ class Ledger:
         self._admissions = 0
         self._arrivals = 0
 
-    # -- lengths in blocks ----------------------------------------------------------------------------------------
+    # -- lengths in blocks --
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def prefix_of(self, request: EngineRequest) -> tuple[int, int]:
-        """For a waiting request: the cached blocks that it would adopt, and the position from which it would compute."""
+        """For a waiting request: the cached blocks that it would adopt, and the position from which it would
+        compute.
+        """
         if request.watched is None:
             return 0, request._computed
         hit = self.cache.hit_blocks(request)
@@ -76,7 +78,7 @@ class Ledger:
         """The same for a running request."""
         return self.blocks_for(request.num_computed_tokens + tokens) - len(request.block_table)
 
-    # -- arrivals -------------------------------------------------------------------------------------------------
+    # -- arrivals --
 
     def arrive(self, request: EngineRequest) -> None:
         """`request` waits for the first time."""
@@ -88,7 +90,7 @@ class Ledger:
         self.queue.add(request.order, request)
         self.cache.watch(request)
 
-    # -- within a step: verbs of a policy ---------------------------------------------------------------------------
+    # -- within a step: verbs of a policy --
 
     def admit(self, request: EngineRequest, tokens: int) -> int:
         """Take a slot and blocks for `tokens` more; returns the start. The caller has checked that all of it fits."""
@@ -188,7 +190,7 @@ class Ledger:
         self.free_slots.append(request.slot)
         request.slot = -1
 
-    # -- at commit ------------------------------------------------------------------------------------------------
+    # -- at commit --
 
     def enter_running(self, request: EngineRequest) -> None:
         """An admitted request leaves `waiting`."""

@@ -1,4 +1,6 @@
-"""What can never fit, and where a request ends: the length rules. Knows sizes only; changes nothing but a request's limits."""
+"""What can never fit, and where a request ends: the length rules. Knows sizes only; changes nothing but a request's
+limits.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,22 @@ class EngineConfig:
     audit_every: int = 1000
 
     def __post_init__(self) -> None:
-        for key in ("num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "audit_every"):
+        for key in (
+            "num_blocks",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "audit_every",
+        ):
             if getattr(self, key) < 1:
                 raise ConfigError(f"engine.{key}: expected a number of at least 1, found {getattr(self, key)}")
         if not 0 <= self.swap_space_gib < math.inf:
             raise ConfigError(f"engine.swap_space_gib: expected a size of at least 0, found {self.swap_space_gib}")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ConfigError(
-                f"engine.max_num_batched_tokens: expected at least engine.max_num_seqs = {self.max_num_seqs}, so that all "
-                f"running requests can decode in one step; found {self.max_num_batched_tokens}"
+                f"engine.max_num_batched_tokens: expected at least engine.max_num_seqs = {self.max_num_seqs}, so that "
+                f"all running requests can decode in one step; found {self.max_num_batched_tokens}"
             )
 
     @property

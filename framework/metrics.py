@@ -169,31 +169,33 @@ def served(requests: np.ndarray) -> np.ndarray:
 def ttft_ns(requests: np.ndarray) -> np.ndarray:
     """Preparation, queue, prefill and delivery of the first token, frozen when it is first emitted."""
     counted = (served(requests) | with_status(requests, "aborted")) & (requests["first_token_ns"] != UNKNOWN)
-    return _ttft_ns(requests)[counted]
+    return np.asarray(_ttft_ns(requests)[counted])
 
 
 def _ttft_ns(requests: np.ndarray) -> np.ndarray:
-    return requests["first_token_ns"] - requests["arrival_ns"] + requests["delivery_ns"]
+    return np.asarray(requests["first_token_ns"] - requests["arrival_ns"] + requests["delivery_ns"])
 
 
 def queue_ns(requests: np.ndarray) -> np.ndarray:
     """From visible to the policy until the first grant."""
-    return (requests["first_scheduled_ns"] - requests["visible_ns"])[served(requests)]
+    return np.asarray((requests["first_scheduled_ns"] - requests["visible_ns"])[served(requests)])
 
 
 def tpot_ns(requests: np.ndarray) -> np.ndarray:
     """(last - first) / (n - 1), float64; requests of one token have none."""
     counted = served(requests) & (requests["output_tokens"] > 1)
-    return (requests["finished_ns"] - requests["first_token_ns"])[counted] / (requests["output_tokens"][counted] - 1)
+    return np.asarray(
+        (requests["finished_ns"] - requests["first_token_ns"])[counted] / (requests["output_tokens"][counted] - 1)
+    )
 
 
 def e2e_ns(requests: np.ndarray) -> np.ndarray:
     """Up to the delivery of the last token."""
-    return _e2e_ns(requests)[served(requests)]
+    return np.asarray(_e2e_ns(requests)[served(requests)])
 
 
 def _e2e_ns(requests: np.ndarray) -> np.ndarray:
-    return requests["finished_ns"] - requests["arrival_ns"] + requests["delivery_ns"]
+    return np.asarray(requests["finished_ns"] - requests["arrival_ns"] + requests["delivery_ns"])
 
 
 def observed_at(requests: np.ndarray) -> str:

@@ -1,8 +1,8 @@
 """Which KV blocks hold which content: lookup, adoption, publication at commit, eviction, and what changed for whom.
 
-A `Run` is the live prefix of one identity group (see content.Chain): one block of tokens, or all whole blocks of a trace
-id. The index is closed under prefixes: a run is present only if every run before it in the chain is complete. Knows
-chains, blocks and owners; knows nothing of policies, budgets or time.
+A `Run` is the live prefix of one identity group (see content.Chain): one block of tokens, or all whole blocks of a
+trace id. The index is closed under prefixes: a run is present only if every run before it in the chain is complete.
+Knows chains, blocks and owners; knows nothing of policies, budgets or time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from schedlab.framework.request import EngineRequest
 class Run:
     """The cached blocks of one identity group, first to last; `held` has one entry an owner: how many it owns, sorted.
 
-    Owners hold prefixes, so the blocks beyond the largest entry are unowned and may be evicted, last one first. `key` is
-    None for the remains of a preempted request, which become publishable when the step commits.
+    Owners hold prefixes, so the blocks beyond the largest entry are unowned and may be evicted, last one first. `key`
+    is None for the remains of a preempted request, which become publishable when the step commits.
     """
 
     __slots__ = ("blocks", "held", "key")
@@ -53,7 +53,7 @@ class PrefixCache:
         self._stale: dict[EngineRequest, None] = {}
         self._changed: dict[EngineRequest, None] = {}
 
-    # -- blocks ---------------------------------------------------------------------------------------------------
+    # -- blocks --
 
     @property
     def num_free(self) -> int:
@@ -103,7 +103,7 @@ class PrefixCache:
                 return True
         return False
 
-    # -- lookup ---------------------------------------------------------------------------------------------------
+    # -- lookup --
 
     def hit_blocks(self, request: EngineRequest) -> int:
         """Whole cached blocks that a grant to this waiting request would adopt now; the last token is never covered."""
@@ -144,11 +144,13 @@ class PrefixCache:
     def _limit(self, request: EngineRequest) -> int:
         return min((request.num_tokens - 1) // self.block_size, request.chain.num_blocks)
 
-    # -- ownership ------------------------------------------------------------------------------------------------
+    # -- ownership --
 
     def unowned_in_hit(self, request: EngineRequest, hit: int) -> int:
         """How many of the first `hit` cached blocks nobody owns yet: adopting them makes `num_free` fall by as much."""
-        return sum(max(count - (run.held[-1] if run.held else 0), 0) for run, count in self._runs(request.chain, 0, hit))
+        return sum(
+            max(count - (run.held[-1] if run.held else 0), 0) for run, count in self._runs(request.chain, 0, hit)
+        )
 
     def adopt(self, request: EngineRequest, hit: int) -> list[int]:
         """Take ownership of the first `hit` blocks of the request's chain; returns them in order."""
@@ -233,7 +235,7 @@ class PrefixCache:
                 break
             yield self.index[chain.keys[group]], min(last, stop) - first
 
-    # -- preemption: what is left behind ------------------------------------------------------------------------------
+    # -- preemption: what is left behind --
 
     def leave_remains(self, request: EngineRequest, first: int, blocks: list[int]) -> None:
         """Computed blocks of a victim from index `first` on: free to take now, publishable when the step commits."""
@@ -275,7 +277,7 @@ class PrefixCache:
                 self.lru[run] = None
                 self.lru.move_to_end(run)
 
-    # -- what running requests compute ----------------------------------------------------------------------------
+    # -- what running requests compute --
 
     def start_computing(self, request: EngineRequest) -> None:
         """A request was admitted: it will publish the groups of its chain beyond what it adopted."""
@@ -298,7 +300,7 @@ class PrefixCache:
         else:
             self.computing.pop(key, None)
 
-    # -- waiting requests and their hits --------------------------------------------------------------------------
+    # -- waiting requests and their hits --
 
     def watch(self, request: EngineRequest) -> None:
         """A request waits from now on: keep its hit true and tell when it changes."""

@@ -215,7 +215,9 @@ class Recorder:
             "counters": dict(counters),
             "error": None,
         }
-        return RunTables("finished", summary, result["digest"], result, self._load, vllm_bench=vllm_bench(run, summary))
+        return RunTables(
+            "finished", summary, str(result["digest"]), result, self._load, vllm_bench=vllm_bench(run, summary)
+        )
 
     def _decode_only(self, batch: str, index: int, now_ns: int, repeat: int) -> None:
         """Extend the open row of equal decode-only steps, or open another."""

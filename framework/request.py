@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Literal
 from schedlab.framework.content import NO_IDENTITY, Content
 
 State = Literal[
-    "waiting", "running", "preempted", "swapped", "finished", "rejected", "aborted", "length_capped", "failed", "loading"
+    "waiting",
+    "running",
+    "preempted",
+    "swapped",
+    "finished",
+    "rejected",
+    "aborted",
+    "length_capped",
+    "failed",
+    "loading",
 ]
 NS = 1_000_000_000
 
@@ -70,8 +79,8 @@ class Request:
 
     __slots__ = (
         "_arrival_ns", "_cadence", "_client", "_computed", "_deadline_ns", "_first_token_ns", "_max_tokens",
-        "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority", "_request_id", "_session", "_slo", "_state",
-        "_tokens",
+        "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority", "_request_id", "_session", "_slo",
+        "_state", "_tokens",
     )  # fmt: skip
 
     _request_id: str
@@ -171,7 +180,8 @@ class EngineRequest(Request):
     __slots__ = (
         "abort_ns", "admission", "block_table", "cached_tokens", "chain", "content", "delivery_ns", "emitted_ns",
         "final_tokens", "finished_ns", "first_scheduled_ns", "host_blocks", "lost_tokens", "num_published", "order",
-        "output_token_ids", "promised_groups", "reason", "recomputed_tokens", "recorded_output_tokens", "resumed_tokens",
+        "output_token_ids", "promised_groups", "reason", "recomputed_tokens",
+        "recorded_output_tokens", "resumed_tokens",
         "sampling", "slot", "source_row", "step", "swaps", "visible_ns", "watched",
     )  # fmt: skip
 

@@ -31,7 +31,9 @@ class ListSource:
     def __init__(self, requests: list[EngineRequest]) -> None:
         for earlier, later in zip(requests, requests[1:], strict=False):
             if later.visible_ns < earlier.visible_ns:
-                raise ValueError(f"requests must be sorted by arrival: {later.request_id} precedes {earlier.request_id}")
+                raise ValueError(
+                    f"requests must be sorted by arrival: {later.request_id} precedes {earlier.request_id}"
+                )
         self._requests = requests
         self._next = 0
 

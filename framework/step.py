@@ -7,7 +7,7 @@ step's limits; knows nothing of executors, sources or records. Dead after `sched
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -41,7 +41,8 @@ NO_MEMORY = Grant(0, "memory")
 
 @dataclass(slots=True)
 class Decision:
-    """What a step decided, as the engine executes it. `prefills[:decodes_at]`, `decodes`, the other prefills: batch order.
+    """What a step decided, as the engine executes it. `prefills[:decodes_at]`, `decodes`, the other prefills: batch
+    order.
 
     `preempted` has the slot that each victim held; `admitted` the start of each new request. Times are ns or infinite.
     """
@@ -61,7 +62,8 @@ class Step:
     """One engine iteration, while it is being decided."""
 
     __slots__ = (
-        "_admitted", "_budget", "_changed", "_cohort", "_decodes", "_decodes_at", "_decoding", "_frozen", "_hold_until_ns",
+        "_admitted", "_budget",
+        "_changed", "_cohort", "_decodes", "_decodes_at", "_decoding", "_frozen", "_hold_until_ns",
         "_idle_until_ns", "_index", "_ledger", "_now_ns", "_open", "_policy", "_preempted", "_prefilling", "_prefills",
         "_refusals", "_running", "_waiting",
     )  # fmt: skip
@@ -89,7 +91,7 @@ class Step:
         self._idle_until_ns: float | None = None
         self._hold_until_ns: float | None = None
 
-    # -- what there is ----------------------------------------------------------------------------------------------
+    # -- what there is --
 
     @property
     def now(self) -> float:
@@ -108,7 +110,9 @@ class Step:
         def token_budget(self) -> int: ...
 
     else:  # attrgetter properties run at C speed, and every policy reads these in every step
-        waiting = property(attrgetter("_waiting"), doc="Those that do not run, in arrival order, preempted ones included.")
+        waiting = property(
+            attrgetter("_waiting"), doc="Those that do not run, in arrival order, preempted ones included."
+        )
         prefilling = property(attrgetter("_prefilling"), doc="Those of `running` that are not in `decoding`.")
         decoding = property(
             attrgetter("_decoding"), doc="Those of `running` that need exactly one token and have emitted one."
@@ -134,7 +138,9 @@ class Step:
 
     @property
     def cache_changed(self) -> Sequence[Request]:
-        """Waiting requests whose `cached_tokens` changed since this was last read, new ones included, in arrival order."""
+        """Waiting requests whose `cached_tokens` changed since this was last read, new ones included, in arrival
+        order.
+        """
         if self._changed is None:
             self._changed = tuple(self._ledger.cache.take_changed())
         return self._changed
@@ -171,13 +177,13 @@ class Step:
         room = (have + spare) * ledger.block_size - start
         return max(min(req.num_tokens - start, self._budget, room), 0)
 
-    # -- verbs --------------------------------------------------------------------------------------------------------
+    # -- verbs --
 
     def grant(self, request: Request, max_tokens: int | None = None) -> Grant:
         """Give `request` tokens: what remains, clamped to the budget and `max_tokens`, then all or nothing on blocks.
 
-        A waiting request is admitted and adopts its cached prefix. Raises PolicyError for a second grant, a request that
-        was preempted in this step, or one that is neither waiting nor running.
+        A waiting request is admitted and adopts its cached prefix. Raises PolicyError for a second grant, a request
+        that was preempted in this step, or one that is neither waiting nor running.
         """
         req: EngineRequest = request  # type: ignore[assignment]
         index = self._index
@@ -244,8 +250,8 @@ class Step:
         self._idle_until_ns = t if math.isinf(t) else to_ns(t)
 
     def hold(self, until: float | None = None) -> None:
-        """This decision stands: decode all, step after step, until an arrival, a finish, an abort, the first boundary at
-        or after `until` seconds, or a step that would lack a block or evict one that a waiting request counts on.
+        """This decision stands: decode all, step after step, until an arrival, a finish, an abort, the first boundary
+        at or after `until` seconds, or a step that would lack a block or evict one that a waiting request counts on.
 
         Legal only if this step grants one token to all of `decoding` and does nothing else.
         """
@@ -254,13 +260,13 @@ class Step:
     def close(self) -> Decision:
         """The engine calls this when `schedule` returned: the step is dead, every further use is a PolicyError."""
         decision = Decision(
-            self._now_ns, self._prefills, self._decodes, self._decodes_at, self._admitted, self._preempted, self._refusals,
-            self._idle_until_ns, self._hold_until_ns,
+            self._now_ns, self._prefills, self._decodes, self._decodes_at, self._admitted, self._preempted,
+            self._refusals, self._idle_until_ns, self._hold_until_ns,
         )  # fmt: skip
         self.__class__ = DeadStep
         return decision
 
-    # -- how the verbs do it ------------------------------------------------------------------------------------------
+    # -- how the verbs do it --
 
     def _grant_prefill(self, req: EngineRequest, max_tokens: int | None) -> Grant:
         ledger = self._ledger

@@ -1,8 +1,8 @@
 """An executor without a model whose KV memory is fake but real in kind, so that a wrong block table changes the tokens.
 
 Every granted position stores a hash of the previous position's value, read through the block table, and its token; the
-next token derives from the last slot alone. Freed blocks are poisoned, swaps move slots. All starting slots of a step are
-read before any slot is written. Durations are made up: a constant a step and a token.
+next token derives from the last slot alone. Freed blocks are poisoned, swaps move slots. All starting slots of a step
+are read before any slot is written. Durations are made up: a constant a step and a token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def mix(x: np.ndarray) -> np.ndarray:
     """A 64-bit finalizer, so that near values give far ones."""
     x = (x ^ (x >> np.uint64(31))) * np.uint64(0x7FB5D329728EA185)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x81DADEF4BC2DD44D)
-    return x ^ (x >> np.uint64(33))
+    return np.asarray(x ^ (x >> np.uint64(33)))
 
 
 class StubExecutor:
@@ -101,7 +101,7 @@ def chain_values(before: np.uint64, tokens_T: np.ndarray) -> np.ndarray:
     hashed = mix(tokens_T.astype(np.uint64) + np.uint64(1))
     powers, inverses = _powers(count)
     with np.errstate(over="ignore"):
-        return powers * (before + np.cumsum(hashed * inverses, dtype=np.uint64))
+        return np.asarray(powers * (before + np.cumsum(hashed * inverses, dtype=np.uint64)))
 
 
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:

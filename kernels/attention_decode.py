@@ -33,7 +33,10 @@ def _first_key(context, window, BLOCK_N: tl.constexpr):
         return tl.maximum(context - window, 0) // BLOCK_N * BLOCK_N
 
 
-@triton.jit(do_not_specialize=["stride_table", "max_splits", "window"])
+@triton.jit(
+    do_not_specialize=["stride_table", "max_splits", "window"],
+    do_not_specialize_on_alignment=["tables_ptr", "contexts_ptr"],
+)
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, partial_ptr, lse_ptr, tables_ptr, contexts_ptr, k_scale_ptr,
     scale, window, softcap, max_splits,
@@ -74,7 +77,7 @@ def _split_kernel(
         tl.store(lse_ptr + rows_M64, lse_M, mask=valid_M)
 
 
-@triton.jit(do_not_specialize=["max_splits", "window"])
+@triton.jit(do_not_specialize=["max_splits", "window"], do_not_specialize_on_alignment=["contexts_ptr"])
 def _combine_kernel(
     partial_ptr, split_lse_ptr, out_ptr, lse_ptr, contexts_ptr, v_scale_ptr, window, max_splits,
     stride_out_token, stride_out_head,

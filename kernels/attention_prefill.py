@@ -36,7 +36,10 @@ def _sequence_of(tile, starts_ptr, num_sequences, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_sequences", "stride_table", "window"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "stride_table", "window"],
+    do_not_specialize_on_alignment=["tables_ptr", "contexts_ptr", "starts_ptr"],
+)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, tables_ptr, contexts_ptr, starts_ptr, k_scale_ptr, v_scale_ptr,
     num_sequences, scale, window, softcap,

@@ -72,6 +72,11 @@ def decode_rows(group: int) -> int:
     return padded(group, 16)
 
 
+def head_sizes(dtype: torch.dtype) -> tuple[int, ...]:
+    """The padded head sizes that have tiles of their own; a smaller head takes the next larger one's."""
+    return tuple(_PREFILL_16_BIT if dtype.itemsize == 2 else _PREFILL_32_BIT)
+
+
 def _entry(table: dict[int, Tile], head_dim: int, dtype: torch.dtype) -> Tile:
     block_d = padded(head_dim, 64)
     if block_d not in table:

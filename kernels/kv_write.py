@@ -49,7 +49,7 @@ def _rotate_heads(
         tl.store(out_ptr + heads_H * stride_out_head + d_D, _cast(tail_HD, scale, dtype), mask=mask_HD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _rope_kv_write_kernel(
     q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, out_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, k_scale_ptr, v_scale_ptr,
     stride_q, stride_q_head, stride_k, stride_k_head, stride_v, stride_v_head, stride_cos,

@@ -15,7 +15,9 @@ from torch import Tensor
 from schedlab.kernels import _checks as checks
 from schedlab.kernels._tile import LOG2_E
 
-BLOCK = 2048
+SCANNED = 8192
+"""Logits looked at a step; a draw, whose noise is float64, takes DRAWN."""
+DRAWN = 2048
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 NO_TOKEN = tl.constexpr(2**31 - 1)
 
@@ -37,14 +39,16 @@ def _gumbel_noise(key, ids_V):
 
 @triton.jit
 def _ordered(x):
-    """int32 in the order of the float32 values; both zeros are one."""
+    """An int64 in the order of the float32 values; both zeros are one."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
 
 
 @triton.jit
-def _load(row_ptr, ids_V, vocab):
-    return tl.load(row_ptr + ids_V, mask=ids_V < vocab, other=float("-inf")).to(tl.float32)
+def _value(ordered):
+    """The float32 that `_ordered` maps to this."""
+    bits = ordered.to(tl.int32)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -61,7 +65,7 @@ def _greedy(row_ptr, vocab, BLOCK: tl.constexpr):
     nans_V = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         ids_V = start + tl.arange(0, BLOCK)
-        x_V = _load(row_ptr, ids_V, vocab)
+        x_V = tl.load(row_ptr + ids_V, mask=ids_V < vocab, other=float("-inf")).to(tl.float32)
         better_V = x_V > best_V
         best_V = tl.where(better_V, x_V, best_V)
         best_ids_V = tl.where(better_V, ids_V, best_ids_V)
@@ -72,63 +76,62 @@ def _greedy(row_ptr, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _weight(x, peak, temperature):
-    """Softmax mass relative to the peak's, float32."""
-    return tl.exp2((x - peak) / temperature * LOG2_E)
-
-
-@triton.jit
 def _total(row_ptr, vocab, least, peak, temperature, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Candidates from the ordered value `least` up: their number, or their softmax mass relative to the peak's."""
+    """Logits from `least` (above -inf) up: their number, or their softmax mass relative to the peak's. float32."""
     total_V = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         ids_V = start + tl.arange(0, BLOCK)
-        x_V = _load(row_ptr, ids_V, vocab)
-        kept_V = (_ordered(x_V) >= least) & (ids_V < vocab)
-        weights_V = _weight(x_V, peak, temperature) if BY_MASS else tl.full([BLOCK], 1.0, tl.float32)
-        total_V += tl.where(kept_V, weights_V, 0.0)
+        x_V = tl.load(row_ptr + ids_V, mask=ids_V < vocab, other=float("-inf")).to(tl.float32)
+        if BY_MASS:
+            total_V += tl.where(x_V >= least, tl.exp2((x_V - peak) / temperature * LOG2_E), 0.0)
+        else:
+            total_V += (x_V >= least).to(tl.float32)
     return tl.sum(total_V, 0)
 
 
 @triton.jit
-def _threshold(row_ptr, vocab, low, target, peak, temperature, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest ordered value t >= low from which up the total reaches `target`, and the total above t."""
-    low = low.to(tl.int64)
-    high = _ordered(peak).to(tl.int64)
+def _threshold(row_ptr, vocab, least, total, target, peak, temperature, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest logit t >= least from which up the total reaches `target`; the total from t up, and a bound above t.
+
+    `total` is that from `least` up. The bound is the total above t, or, where the total from t up is just the target, that
+    of some candidates above t: what is lacking to the target is then at least what lies at t.
+    """
+    low = _ordered(least)
+    high = _ordered(peak)
     above = peak * 0.0
     while low < high:
         middle = high - (high - low) // 2
-        total = _total(row_ptr, vocab, middle, peak, temperature, BY_MASS, BLOCK)
-        if total >= target:
+        tried = _total(row_ptr, vocab, _value(middle), peak, temperature, BY_MASS, BLOCK)
+        if tried >= target:
             low = middle
+            total = tried
+            if tried == target:
+                high = middle
         else:
             high = middle - 1
-            above = total
-    return low.to(tl.int32), above
+            above = tried
+    return _value(low), total, above
 
 
 @triton.jit
 def _kept(row_ptr, vocab, top_k, top_p, peak, temperature, BLOCK: tl.constexpr):
-    """What top-k, then top-p leave: all above an ordered value, and so many of the lowest ids at that value."""
-    least = _ordered(peak * 0.0 - float("inf"))
+    """What top-k, then top-p leave: every logit above a value, and so many of the lowest ids at that value."""
+    least = peak * 0.0 - float("inf")
     quota = vocab * 1.0
+    excess = quota * 0.0
     if (top_k > 0) & (top_k < vocab):
-        least, above = _threshold(row_ptr, vocab, least, top_k * 1.0, peak, temperature, False, BLOCK)
-        quota = top_k * 1.0 - above
+        target = top_k * 1.0
+        least, total, above = _threshold(row_ptr, vocab, least, quota, target, peak, temperature, False, BLOCK)
+        quota = target - above
+        excess = total - target
     if top_p < 1.0:
-        mass = _total(row_ptr, vocab, least.to(tl.int64) + 1, peak, temperature, True, BLOCK)
-        mass += quota * _weight(_value(least), peak, temperature)
-        floor, above = _threshold(row_ptr, vocab, least, top_p * mass, peak, temperature, True, BLOCK)
-        needed = tl.ceil((top_p * mass - above) / _weight(_value(floor), peak, temperature))
+        mass = _total(row_ptr, vocab, least, peak, temperature, True, BLOCK)
+        target = top_p * (mass - excess * tl.exp2((least - peak) / temperature * LOG2_E))
+        floor, total, above = _threshold(row_ptr, vocab, least, mass, target, peak, temperature, True, BLOCK)
+        needed = tl.ceil((target - above) / tl.exp2((floor - peak) / temperature * LOG2_E))
         quota = tl.where(floor == least, tl.minimum(quota, needed), needed)
         least = floor
-    return least, tl.maximum(quota, 1.0).to(tl.int32)
-
-
-@triton.jit
-def _value(ordered):
-    """The float32 that `_ordered` maps to this."""
-    return tl.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+    return least, tl.maximum(quota, 1.0)
 
 
 @triton.jit
@@ -136,13 +139,12 @@ def _draw(row_ptr, vocab, least, quota, peak, temperature, key, BLOCK: tl.conste
     """The kept candidate with the largest logit / temperature + noise."""
     best_V = tl.full([BLOCK], float("-inf"), tl.float64)
     best_ids_V = tl.full([BLOCK], NO_TOKEN, tl.int32)
-    ties = quota * 0
+    ties = quota * 0.0
     for start in range(0, vocab, BLOCK):
         ids_V = start + tl.arange(0, BLOCK)
-        x_V = _load(row_ptr, ids_V, vocab)
-        ordered_V = _ordered(x_V)
-        tie_V = ((ordered_V == least) & (ids_V < vocab)).to(tl.int32)
-        kept_V = (ordered_V > least) | ((tie_V == 1) & (ties + tl.cumsum(tie_V, 0) <= quota))
+        x_V = tl.load(row_ptr + ids_V, mask=ids_V < vocab, other=float("-inf")).to(tl.float32)
+        tie_V = (x_V == least).to(tl.float32)
+        kept_V = (x_V > least) | ((tie_V > 0.0) & (ties + tl.cumsum(tie_V, 0) <= quota))
         scores_V = (x_V.to(tl.float64) - peak) / temperature + _gumbel_noise(key, ids_V)
         scores_V = tl.where(kept_V, scores_V, float("-inf"))
         better_V = scores_V > best_V
@@ -152,21 +154,24 @@ def _draw(row_ptr, vocab, least, quota, peak, temperature, key, BLOCK: tl.conste
     return _lowest_best(best_V, best_ids_V)
 
 
-@triton.jit
+PARAMETERS = ["temperatures_ptr", "top_ks_ptr", "top_ps_ptr", "seeds_ptr", "positions_ptr", "tokens_ptr"]
+
+
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _sample_kernel(
     logits_ptr, temperatures_ptr, top_ks_ptr, top_ps_ptr, seeds_ptr, positions_ptr, tokens_ptr, vocab, stride_row,
-    BLOCK: tl.constexpr,
+    SCANNED: tl.constexpr, DRAWN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * stride_row
     temperature = tl.load(temperatures_ptr + row).to(tl.float64)
-    peak, token, finite = _greedy(row_ptr, vocab, BLOCK)
+    peak, token, finite = _greedy(row_ptr, vocab, SCANNED)
     if finite & (temperature > 0.0):
         top_k, top_p = tl.load(top_ks_ptr + row).to(tl.int32), tl.load(top_ps_ptr + row).to(tl.float32)
         rounded = tl.maximum(temperature, 1e-30).to(tl.float32)  # still above 0
-        least, quota = _kept(row_ptr, vocab, top_k, top_p, peak, rounded, BLOCK)
+        least, quota = _kept(row_ptr, vocab, top_k, top_p, peak, rounded, SCANNED)
         seed, position = tl.load(seeds_ptr + row).to(tl.uint64), tl.load(positions_ptr + row).to(tl.uint64)
-        token = _draw(row_ptr, vocab, least, quota, peak, temperature, _mix64(_mix64(seed) + position), BLOCK)
+        token = _draw(row_ptr, vocab, least, quota, peak, temperature, _mix64(_mix64(seed) + position), DRAWN)
     tl.store(tokens_ptr + row, tl.where(finite, token, -1).to(tl.int64))
 
 
@@ -192,6 +197,6 @@ def sample(
     if num_rows:
         _sample_kernel[(num_rows,)](
             logits_SV, temperatures_S, top_ks_S, top_ps_S, seeds_S, positions_S, tokens, vocab,
-            logits_SV.stride(0), BLOCK=BLOCK, num_warps=8,
+            logits_SV.stride(0), SCANNED=SCANNED, DRAWN=DRAWN, num_warps=16,
         )  # fmt: skip
     return tokens

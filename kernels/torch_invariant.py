@@ -3,15 +3,16 @@
 A product of matrices rounds by the number of its rows and by the layout of its operands, a softmax by how its keys are
 grouped. So rows are computed in tiles of a fixed number, the last one padded, and keys in tiles that begin at fixed
 positions of their sequence, added up in order; every operand is contiguous. The promise holds for one machine, one
-version of torch and one number of threads. Signatures and shape letters are those of `torch_backend`; R rows of a tile,
-P tiles of keys.
+version of torch and one number of threads, which divides ROW_TILE. Signatures and shape letters are those of
+`torch_backend`; W tiles of R rows, P pairs of such a tile with a tile of C keys, G heads that share one of H KV heads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial, reduce
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +20,12 @@ from torch.nn import functional as F
 
 from schedlab.kernels import torch_backend
 from schedlab.kernels.dispatch import Kernels
-from schedlab.kernels.paged import Gathered, PagedSequence, Scale, groups, sequences
+from schedlab.kernels.paged import Scale
 
-ROW_TILE = 16
+ROW_TILE = 32
 KEY_TILE = 64
+PAIRS = 256
+"""Pairs of a row tile and a tile of keys that are computed at once."""
 
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -67,17 +70,17 @@ def prefill_attention(
     wide = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
     result = torch.empty_like(q_THD) if out is None else out
     lse_TH = q_THD.new_empty(q_THD.shape[:2], dtype=wide)
-    found = sequences(query_starts_N1.tolist(), context_lens_N.tolist(), window)
-    for group in groups([s._replace(first_key=s.first_key // KEY_TILE * KEY_TILE) for s in found]):
-        gathered = Gathered(group, block_tables_NB, k_cache.shape[1])
-        keys, values = gathered.of(k_cache, wide, k_scale), gathered.of(v_cache, wide, v_scale)
-        for sequence, k_HCD, v_HCD in zip(group, keys, values, strict=True):
-            rows = slice(sequence.start, sequence.stop)
-            if rows.start == rows.stop:
-                continue
-            keys_HPDC = _key_tiles(k_HCD).transpose(-1, -2).contiguous()
-            attention = _Attention(sequence, keys_HPDC, _key_tiles(v_HCD), scale, window, softcap)
-            result[rows], lse_TH[rows] = attention.of(q_THD[rows].to(wide))
+    num_kv_heads = k_cache.shape[2]
+    q_TGHD, out_TGHD, lse_TGH = (x.unflatten(1, (num_kv_heads, -1)).transpose(1, 2) for x in (q_THD, result, lse_TH))
+    lengths = query_starts_N1.tolist(), context_lens_N.tolist()
+    for tiles in _chunks(_row_tiles(*lengths, q_TGHD.shape[1], window)):
+        work = _Work(tiles, context_lens_N, block_tables_NB, k_cache.shape[1])
+        keys_PHDC = work.gathered(k_cache, wide, k_scale).permute(0, 2, 3, 1).contiguous()
+        values_PHCD = work.gathered(v_cache, wide, v_scale).transpose(1, 2).contiguous()
+        q_WHRD = q_TGHD[work.tokens_WR, work.heads_WR].to(wide).transpose(1, 2).contiguous()
+        out_WHRD, lse_WHR = _attend(q_WHRD, keys_PHDC, values_PHCD, work, scale, window, softcap)
+        out_TGHD[work.tokens_WR, work.heads_WR] = out_WHRD.transpose(1, 2).to(q_THD.dtype)
+        lse_TGH[work.tokens_WR, work.heads_WR] = lse_WHR.transpose(1, 2)
     return (result, lse_TH) if return_lse else result
 
 
@@ -116,73 +119,110 @@ INVARIANT = Kernels(
 )
 
 
-class _Attention:
-    """One sequence's attention; rows are (position, head of the group) of one key-value head, positions first."""
+class _RowTile(NamedTuple):
+    """ROW_TILE rows of one sequence; a row is a query and a head of its group, counted from the first query's first head.
 
-    def __init__(
-        self,
-        sequence: PagedSequence,
-        keys_HPDC: Tensor,
-        values_HPCD: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> None:
-        self._sequence = sequence
-        self._keys_HPDC = keys_HPDC
-        self._values_HPCD = values_HPCD
-        self._scale = scale
-        self._window = window
-        self._softcap = softcap
+    `key_tiles` are the first positions of the tiles of keys that any of the rows sees.
+    """
 
-    def of(self, q_LHD: Tensor) -> tuple[Tensor, Tensor]:
-        """Output [L, Hq, D] and log-sum-exp [L, Hq] of the sequence's queries."""
-        num_queries, num_heads, head_dim = q_LHD.shape
-        num_kv_heads = len(self._keys_HPDC)
-        group = num_heads // num_kv_heads
-        rows_HRD = q_LHD.reshape(num_queries, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)
-        missing = -rows_HRD.shape[1] % ROW_TILE
-        positions = self._sequence.first_row + torch.arange(rows_HRD.shape[1] + missing) // group
-        tiles = F.pad(rows_HRD, (0, 0, 0, missing)).split(ROW_TILE, dim=1)
-        attended = [self._tile(q, at) for q, at in zip(tiles, positions.split(ROW_TILE), strict=True)]
-        outs, lses = (torch.cat(parts, dim=1)[:, : rows_HRD.shape[1]] for parts in zip(*attended, strict=True))
-        out_LHD = outs.unflatten(1, (num_queries, group)).transpose(0, 1).reshape(q_LHD.shape)
-        return out_LHD, lses.unflatten(1, (num_queries, group)).transpose(0, 1).reshape(num_queries, num_heads)
-
-    def _tile(self, q_HRD: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-        """One tile of rows over the tiles of keys that any of its rows sees.
-
-        Tiles of keys that a row does not see add exact zeros to its sums, so it does not matter how many there are.
-        """
-        first, last = self._seen(int(positions_R[0]), int(positions_R[-1]))
-        keys_HPDC, values_HPCD = self._keys_HPDC[:, first:last], self._values_HPCD[:, first:last]
-        scores_HPRC = q_HRD[:, None] @ keys_HPDC * self._scale
-        if self._softcap is not None:
-            scores_HPRC = self._softcap * torch.tanh(scores_HPRC / self._softcap)
-        key_positions = self._sequence.first_key + torch.arange(first * KEY_TILE, last * KEY_TILE)
-        ages_PRC = positions_R[:, None] - key_positions.view(-1, 1, KEY_TILE)
-        hidden = ages_PRC < 0 if self._window is None else (ages_PRC < 0) | (ages_PRC >= self._window)
-        scores_HPRC = scores_HPRC.masked_fill(hidden, -math.inf)
-        peaks_H1R1 = scores_HPRC.amax((1, 3), keepdim=True)
-        weights_HPRC = torch.exp(scores_HPRC - peaks_H1R1.clamp_min(torch.finfo(scores_HPRC.dtype).min))
-        out_HRD = reduce(torch.add, (weights_HPRC @ values_HPCD).unbind(1))
-        sums_HR1 = reduce(torch.add, weights_HPRC.sum(-1, keepdim=True).unbind(1))
-        out_HRD = torch.where(sums_HR1 > 0, out_HRD / sums_HR1, 0.0)  # rows before position 0 see no key
-        return out_HRD, (peaks_H1R1[:, 0] + sums_HR1.log()).squeeze(-1)
-
-    def _seen(self, first_position: int, last_position: int) -> tuple[int, int]:
-        """Tiles of keys, counted from the sequence's first gathered one; padding rows lie beyond the last."""
-        first_key, window = self._sequence.first_key, self._window
-        low = 0 if window is None else max(0, first_position - window + 1 - first_key) // KEY_TILE
-        high = (last_position - first_key) // KEY_TILE + 1
-        num_tiles = self._keys_HPDC.shape[1]
-        return min(low, num_tiles - 1), max(min(high, num_tiles), 1)
+    sequence: int
+    first_token: int
+    first_position: int
+    num_rows: int
+    first_row: int
+    group: int
+    key_tiles: range
 
 
-def _key_tiles(rows_HCD: Tensor) -> Tensor:
-    """[H, P, KEY_TILE, D], the last tile filled up with zeros; at least one tile."""
-    missing = -rows_HCD.shape[1] % KEY_TILE if rows_HCD.shape[1] else KEY_TILE
-    return F.pad(rows_HCD, (0, 0, 0, missing)).contiguous().unflatten(1, (-1, KEY_TILE))
+def _row_tiles(starts: list[int], contexts: list[int], group: int, window: int | None) -> Iterator[_RowTile]:
+    for n, context in enumerate(contexts):
+        num_rows = (starts[n + 1] - starts[n]) * group
+        first_position = context - (starts[n + 1] - starts[n])
+        for row in range(0, num_rows, ROW_TILE):
+            first = first_position + row // group
+            last = first_position + (min(row + ROW_TILE, num_rows) - 1) // group
+            low = 0 if window is None else max(0, first - window + 1) // KEY_TILE * KEY_TILE
+            key_tiles = range(low, max(last, low) + 1, KEY_TILE)
+            yield _RowTile(n, starts[n], first_position, num_rows, row, group, key_tiles)
+
+
+def _chunks(tiles: Iterable[_RowTile]) -> Iterator[list[_RowTile]]:
+    """Row tiles that are computed by one call: few enough to bound what is gathered."""
+    chunk: list[_RowTile] = []
+    pairs = 0
+    for tile in tiles:
+        if chunk and pairs + len(tile.key_tiles) > PAIRS:
+            yield chunk
+            chunk, pairs = [], 0
+        chunk.append(tile)
+        pairs += len(tile.key_tiles)
+    if chunk:
+        yield chunk
+
+
+class _Work:
+    """W row tiles and the P pairs of a row tile with a tile of keys, in order, as index tensors.
+
+    Rows beyond a sequence's last repeat the last, and so write the same result to the same place.
+    """
+
+    def __init__(self, tiles: list[_RowTile], context_lens_N: Tensor, block_tables_NB: Tensor, block_size: int) -> None:
+        firsts, counts, tokens, positions, groups = (
+            torch.tensor(column)[:, None]
+            for column in zip(
+                *((t.first_row, t.num_rows, t.first_token, t.first_position, t.group) for t in tiles), strict=True
+            )
+        )
+        rows_WR = torch.minimum(firsts + torch.arange(ROW_TILE), counts - 1)
+        self.tokens_WR = tokens + rows_WR // groups
+        self.heads_WR = rows_WR % groups
+        self.positions_WR = positions + rows_WR // groups
+        self.tiles_P = torch.tensor([w for w, tile in enumerate(tiles) for _ in tile.key_tiles])
+        sequences_P1 = torch.tensor([tile.sequence for tile in tiles for _ in tile.key_tiles])[:, None]
+        starts_P1 = torch.tensor([start for tile in tiles for start in tile.key_tiles])[:, None]
+        self.positions_PC = starts_P1 + torch.arange(KEY_TILE)
+        self._written_PC = self.positions_PC < context_lens_N[sequences_P1]
+        columns_PC = (self.positions_PC // block_size).clamp_max(block_tables_NB.shape[1] - 1)
+        self._blocks_PC = torch.where(self._written_PC, block_tables_NB[sequences_P1, columns_PC], 0)
+        self._offsets_PC = self.positions_PC % block_size
+
+    def gathered(self, cache: Tensor, dtype: torch.dtype, scale: Scale) -> Tensor:
+        """[P, C, H, D], zero beyond a sequence's context: what is there may be anything, and 0 * NaN is NaN."""
+        rows = cache[self._blocks_PC, self._offsets_PC].to(dtype)
+        rows = rows if scale is None else rows * float(scale)
+        return rows.masked_fill(~self._written_PC[:, :, None, None], 0)
+
+
+def _attend(
+    q_WHRD: Tensor,
+    keys_PHDC: Tensor,
+    values_PHCD: Tensor,
+    work: _Work,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Output [W, H, R, D] and log-sum-exp [W, H, R].
+
+    Each pair's share is computed alone and the shares of a row tile are added up in order. A key that a row does not see
+    adds an exact zero, so it does not matter how many such keys there are.
+    """
+    tiles_P = work.tiles_P
+    scores_PHRC = q_WHRD[tiles_P] @ keys_PHDC * scale
+    if softcap is not None:
+        scores_PHRC = softcap * torch.tanh(scores_PHRC / softcap)
+    ages_PRC = work.positions_WR[tiles_P][:, :, None] - work.positions_PC[:, None, :]
+    hidden_PRC = ages_PRC < 0 if window is None else (ages_PRC < 0) | (ages_PRC >= window)
+    scores_PHRC = scores_PHRC.masked_fill(hidden_PRC[:, None], -math.inf)
+    peaks_PHR1 = scores_PHRC.amax(-1, keepdim=True)
+    peaks_WHR1 = torch.full_like(q_WHRD[..., :1], -math.inf)
+    peaks_WHR1.scatter_reduce_(0, tiles_P[:, None, None, None].expand_as(peaks_PHR1), peaks_PHR1, "amax")
+    finite_WHR1 = peaks_WHR1.clamp_min(torch.finfo(scores_PHRC.dtype).min)
+    weights_PHRC = torch.exp(scores_PHRC - finite_WHR1[tiles_P])
+    out_WHRD = torch.zeros_like(q_WHRD).index_add_(0, tiles_P, weights_PHRC @ values_PHCD)
+    sums_WHR1 = torch.zeros_like(peaks_WHR1).index_add_(0, tiles_P, weights_PHRC.sum(-1, keepdim=True))
+    out_WHRD = torch.where(sums_WHR1 > 0, out_WHRD / sums_WHR1, 0.0)  # rows before position 0 see no key
+    return out_WHRD, (peaks_WHR1 + sums_WHR1.log()).squeeze(-1)
 
 
 def _by_tiles(function: Callable[[Tensor], Tensor], x_T: Tensor) -> Tensor:

@@ -12,7 +12,11 @@ from schedlab.framework.step import Grant, PreemptMode, Step
 
 
 def make_room(
-    step: Step, request: Request, victims: Iterable[Request], max_tokens: int | None = None, mode: PreemptMode = "recompute"
+    step: Step,
+    request: Request,
+    victims: Iterable[Request],
+    max_tokens: int | None = None,
+    mode: PreemptMode = "recompute",
 ) -> Grant:
     """Grant `request`; while blocks are short, preempt the next of `victims` and try again."""
     grant = step.grant(request, max_tokens)
@@ -53,15 +57,17 @@ def remaining(step: Step, request: Request) -> int:
 def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     """Whether blocks for all that `request` has to compute are free now, and `spare_blocks` beyond them.
 
-    Admission asks this of the whole context, not of the first chunk: what is admitted chunk by chunk into a full pool is
-    preempted again before it is done. With nothing running, `spare_blocks` is waived.
+    Admission asks this of the whole context, not of the first chunk: what is admitted chunk by chunk into a full pool
+    is preempted again before it is done. With nothing running, `spare_blocks` is waived.
     """
     needed = step.blocks_needed(request, remaining(step, request))
     return needed + (spare_blocks if spare_blocks and step.running else 0) <= step.free_blocks
 
 
 def continue_prefills(step: Step, room: int, mode: PreemptMode = "recompute") -> int:
-    """Up to `room` tokens to the running prompts, oldest first; newer requests make room. Returns the tokens granted."""
+    """Up to `room` tokens to the running prompts, oldest first; newer requests make room. Returns the tokens
+    granted.
+    """
     granted = 0
     for request in step.prefilling:
         if granted >= room:
@@ -73,7 +79,9 @@ def continue_prefills(step: Step, room: int, mode: PreemptMode = "recompute") ->
 
 
 def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0) -> int:
-    """Up to `room` tokens to waiting requests in `order`; the first that does not fit ends it. Returns the tokens granted."""
+    """Up to `room` tokens to waiting requests in `order`; the first that does not fit ends it. Returns the tokens
+    granted.
+    """
     granted = 0
     for request in order:
         if granted >= room or not step.free_slots or not fits_whole(step, request, spare_blocks):

@@ -1,7 +1,8 @@
 """Decodes always; prompts only as far as running streams and the KV cache can bear.
 
-Source: the wish for bounded decode stalls behind prompts, as in Sarathi-Serve's stall budget (Agrawal et al., OSDI 2024)
-and the bounded prefill streaks that users of vLLM and SGLang ask for; the free-block watermark is that of vLLM V0.
+Source: the wish for bounded decode stalls behind prompts, as in Sarathi-Serve's stall budget (Agrawal et al., OSDI
+2024) and the bounded prefill streaks that users of vLLM and SGLang ask for; the free-block watermark is that of vLLM
+V0.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from schedlab.policies.common import admit, continue_prefills, decode_all
 
 @dataclass
 class DecodePriority(Policy):
-    """While anybody decodes, a step adds at most `stall_tokens` of prompts, at most `max_prefill_streak` steps in a row,
-    and admits only what leaves `watermark_blocks` free. With nobody decoding, prompts fill the token budget."""
+    """While anybody decodes, a step adds at most `stall_tokens` of prompts, at most `max_prefill_streak` steps in a
+    row, and admits only what leaves `watermark_blocks` free. With nobody decoding, prompts fill the token budget."""
 
     stall_tokens: int = 256
     max_prefill_streak: int = 4

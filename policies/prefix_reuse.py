@@ -20,8 +20,9 @@ from schedlab.policies.common import admit, continue_prefills, decode_all
 class PrefixReuse(Policy):
     """Decodes first, then chunks; waiting requests in the order of `aging * arrival - cached tokens`.
 
-    `aging_tokens_per_s`: a second of waiting weighs as much as so many cached tokens, so nobody is overtaken by those that
-    arrive later than its disadvantage divided by it. The order needs no `now`, so a heap fed by `cache_changed` keeps it.
+    `aging_tokens_per_s`: a second of waiting weighs as much as so many cached tokens, so nobody is overtaken by those
+    that arrive later than its disadvantage divided by it. The order needs no `now`, so a heap fed by `cache_changed`
+    keeps it.
     """
 
     chunk_size: int = 512
@@ -34,7 +35,8 @@ class PrefixReuse(Policy):
     def __post_init__(self) -> None:
         if self.chunk_size < 1 or not self.aging_tokens_per_s > 0:
             raise ValueError(
-                f"policy: expected chunk_size >= 1 and aging_tokens_per_s > 0, found {self.chunk_size}, {self.aging_tokens_per_s}"
+                f"policy: expected chunk_size >= 1 and aging_tokens_per_s > 0, "
+                f"found {self.chunk_size}, {self.aging_tokens_per_s}"
             )
 
     def schedule(self, step: Step) -> None:

@@ -1,9 +1,10 @@
-"""What a decode-only engine step costs the host, and what a prefix lookup costs: thread CPU time, medians, best of runs.
+"""What a decode-only engine step costs the host, and what a prefix lookup costs: thread CPU time, medians, best of
+runs.
 
     python -m schedlab.experiments.bench.scheduler_overhead
 
-The executor does nothing, so a step is boundary, policy, checks, log rows and commit. Holds are not honoured: the policy
-decides every step. Requests have prompts of 512 tokens, different for each, and do not finish while measured.
+The executor does nothing, so a step is boundary, policy, checks, log rows and commit. Holds are not honoured: the
+policy decides every step. Requests have prompts of 512 tokens, different for each, and do not finish while measured.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -142,7 +144,7 @@ def main() -> None:
     for running in sizes:
         table.add_column(f"{running} running", justify="right")
     for case in CASES:
-        cells = [best_of(lambda running=running, case=case: step_costs(running, case)) for running in sizes]
+        cells = [best_of(partial(step_costs, running, case)) for running in sizes]
         table.add_row(case.name, *(f"{median:.1f} ({p99:.0f})" for median, p99 in cells))
     console = Console()
     console.print(table)

@@ -54,6 +54,7 @@ class CostExecutor:
             raise ConfigError(f"gpu_memory_utilization: expected a share in (0, 1], found {gpu_memory_utilization}")
         self.roofline = Roofline(model, weight_dtype, kv_cache_dtype, tensor_parallel)
         self.hardware = hardware
+        self.scheduler_us = hardware.scheduler_us  # part of every modelled step, with its share a request on top
         self.vocab_size = model.vocab_size
         self.window = model.sliding_window
         self.jumpable = self.window is None

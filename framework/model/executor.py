@@ -24,7 +24,7 @@ from schedlab.framework.model.sampling import sampling_tensors
 from schedlab.framework.model.weights import Weights, load_weights, random_weights
 from schedlab.framework.request import EngineRequest
 from schedlab.kernels.dispatch import kernels
-from schedlab.kernels.torch_invariant import INVARIANT
+from schedlab.kernels.torch_invariant import INVARIANT, ROW_TILE
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
@@ -55,6 +55,10 @@ class ModelExecutor:
             raise ConfigError(f"model.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
         if batch_invariant and device != "cpu":
             raise ConfigError(f"engine.batch_invariant: expected false on {device}; it is made for the cpu")
+        if batch_invariant and ROW_TILE % num_threads:
+            raise ConfigError(
+                f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
+            )
         torch.set_num_threads(num_threads)
         self.config = config
         self.vocab_size = config.vocab_size

@@ -25,7 +25,9 @@ class Chaos(Policy):
         before = step.token_budget
         self._untouched = {request.request_id for request in self._waiting + self._running}
         for _ in range(self._random.randint(1, 4)):
-            self._random.choice((self._decode, self._decode, self._prefill, self._admit, self._admit, self._preempt))(step)
+            self._random.choice((self._decode, self._decode, self._prefill, self._admit, self._admit, self._preempt))(
+                step
+            )
         if step.token_budget == before:
             self._insist(step)
 

@@ -1,4 +1,6 @@
-"""A tiny engine on the stub, audited after every boundary, and the tokens that it must produce whatever the policy does."""
+"""A tiny engine on the stub, audited after every boundary, and the tokens that it must produce whatever the policy
+does.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,15 @@ class Outcome:
     def stamps(self) -> list[tuple[object, ...]]:
         """Everything about each request that must not depend on how a decision is executed."""
         return [
-            (r.request_id, r.state, r.first_scheduled_ns, r._first_token_ns, r.finished_ns, r.num_preemptions, r.cached_tokens)
+            (
+                r.request_id,
+                r.state,
+                r.first_scheduled_ns,
+                r._first_token_ns,
+                r.finished_ns,
+                r.num_preemptions,
+                r.cached_tokens,
+            )
             for r in self.requests
         ]
 
@@ -100,8 +110,12 @@ def run(
     audited: bool = True,
     **changes: Any,
 ) -> Outcome:
-    """Run `specs` to the end under `policy` (on the stub by default), audited at every boundary unless told otherwise."""
-    config = replace(config, **changes, **({} if audited else {"audit_every": 1 << 60}))
+    """Run `specs` to the end under `policy` (on the stub by default), audited at every boundary unless told
+    otherwise.
+    """
+    config = replace(config, **changes)
+    if not audited:
+        config = replace(config, audit_every=1 << 60)
     requests = [spec.request() for spec in sorted(specs, key=lambda spec: spec.arrival_ns)]
     recorder = Recorder(Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks))
     engine = Engine(policy, executor or StubExecutor(), ListSource(requests), config, VirtualClock(), recorder)

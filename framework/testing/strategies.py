@@ -1,4 +1,6 @@
-"""Hypothesis strategies: traces that queue, share prefixes, abort and outgrow tiny pools, and the engines to run them."""
+"""Hypothesis strategies: traces that queue, share prefixes, abort and outgrow tiny pools, and the engines to run
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ MS = 1_000_000
 
 @st.composite
 def specs(draw: st.DrawFn, max_requests: int = 14, max_prompt: int = 60, max_output: int = 24) -> list[Spec]:
-    """A trace: bursts and gaps, shared id prefixes of two widths, sessions, unique prompts, aborts, priorities, clients."""
+    """A trace: bursts and gaps, shared id prefixes of two widths, sessions, unique prompts, aborts, priorities,
+    clients.
+    """
     count = draw(st.integers(1, max_requests))
     width = draw(st.sampled_from([3, 4, 8, 16]))
     now, trace = 0, []

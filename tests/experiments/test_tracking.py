@@ -47,10 +47,10 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def inspect(directory: Path, *options: str) -> list[dict[str, Any]]:
-    """What W&B itself reads in an offline run: one record a line."""
+    """What W&B itself reads in an offline run."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *options, str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=True).stdout
+    return [json.loads(said)] if "--summary" in options else [json.loads(line) for line in said.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -133,25 +133,32 @@ def test_the_environment_chooses_the_mode_unless_a_key_does(tmp_path, home):
     assert len(runs_below(tmp_path)) == 1
 
 
+def test_online_uploads_when_the_run_has_ended(tmp_path, home):
+    with wandb_server() as server:
+        environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+        done = run(tmp_path, environment, "wandb.mode=online", "wandb.finish_timeout_s=40")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert f"{server.url}/someone/schedlab/runs/run" in done.stdout
+    (result,) = tmp_path.glob("outputs/*/*/result.json")
+    assert server.uploads["result.json"] == result.read_bytes()
+
+
 # ---- things that go wrong ----
 
 
 def expect_one_warning(done: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("warning: ") == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "Weights & Biases" in done.stderr
-    assert read_run(next(folder.glob("outputs/*/*"))).status == "finished"
-    assert len(runs_below(folder)) == 1
-
-
-def test_online_without_a_key_goes_offline(tmp_path, home):
-    expect_one_warning(run(tmp_path, home, "wandb.mode=online", stdin=subprocess.DEVNULL), tmp_path)
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("warning: "), done.stderr
+    assert "Weights & Biases took no upload" in done.stderr and "wandb sync" in done.stderr
+    for result in folder.rglob("result.json"):
+        assert read_run(result.parent).status == "finished"
+        assert len(runs_below(result.parent)) == 1
 
 
 def test_a_terminal_is_never_asked_for_a_key(tmp_path, home):
     """On a terminal W&B would ask, and wait."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "schedlab", "run", *QUICK, "wandb.mode=online"]
+    command = [sys.executable, "-m", "schedlab", "run", *QUICK, "wandb.mode=online", "wandb.finish_timeout_s=40"]
     process = subprocess.Popen(command, cwd=tmp_path, env=home, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs)
     os.close(theirs)
     said = b""
@@ -161,42 +168,31 @@ def test_a_terminal_is_never_asked_for_a_key(tmp_path, home):
         except OSError:  # closed by the other side
             break
     assert process.wait(timeout=HANGS_S) == 0
-    assert b"goes offline" in said and b"Enter your choice" not in said
+    assert b"No API key" in said and said.count(b"\n") == 1
     os.close(ours)
 
 
-def test_online_without_a_network_goes_offline(tmp_path, home):
+def test_a_sweep_without_a_network_waits_for_it_once(tmp_path, home):
     environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": NOWHERE}
-    expect_one_warning(run(tmp_path, environment, "wandb.mode=online", "wandb.init_timeout_s=2.5"), tmp_path)
+    words = ("-m", "wandb.mode=online", "wandb.finish_timeout_s=3", "policy=fcfs,chunked_prefill")
+    expect_one_warning(run(tmp_path, environment, *words), tmp_path)
 
 
-def test_a_sweep_waits_for_the_network_once(tmp_path, home):
-    environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": NOWHERE}
-    done = run(
-        tmp_path, environment, "-m", "wandb.mode=online", "wandb.init_timeout_s=2.5", "policy=fcfs,chunked_prefill"
-    )
-    assert done.returncode == 0 and done.stderr.count("goes offline") == 1
-    assert len(runs_below(tmp_path)) == 2
-
-
-def test_a_network_that_dies_during_a_run_holds_nothing_up(tmp_path, home):
+def test_a_network_that_dies_holds_nothing_up(tmp_path, home):
     with wandb_server(silent=True) as server:
         environment = {**home, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
-        done = run(tmp_path, environment, "wandb.mode=online", "wandb.finish_timeout_s=2.5")
+        done = run(tmp_path, environment, "wandb.mode=online", "wandb.finish_timeout_s=8")
+    expect_one_warning(done, tmp_path)
     assert "UpsertBucket" in server.operations
-    assert done.returncode == 0, done.stderr
-    assert read_run(next(tmp_path.glob("outputs/*/*"))).status == "finished"
-    assert list(tmp_path.rglob("run-*.wandb")), "what was not uploaded is on disk"
 
 
-@pytest.mark.parametrize("broken", ["setup", "init"])
-def test_whatever_it_raises_is_one_warning(tmp_path, monkeypatch, broken):
-    wandb = pytest.importorskip("wandb")
+def test_whatever_it_raises_is_one_warning(tmp_path, monkeypatch):
+    import wandb
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(wandb, broken, fail)
+    monkeypatch.setattr(wandb, "init", fail)
     with pytest.warns(UserWarning, match="no Weights & Biases run: out of luck"):
         tracker = start_tracker(WandbConfig(), {}, tmp_path)
     assert isinstance(tracker, NoTracker)

@@ -35,8 +35,8 @@ class Server(ThreadingHTTPServer):
 
     def upload_slot(self, name: str) -> dict[str, Any]:
         return {
-            "id": name, "name": name, "displayName": name, "uploadUrl": f"{self.url}/upload/{name}", "uploadHeaders": [],
-            "storagePath": name, "uploadMultipartUrls": None, "artifact": {"id": "a"},
+            "id": name, "name": name, "displayName": name, "storagePath": name, "uploadHeaders": [],
+            "uploadUrl": f"{self.url}/upload/{name}", "uploadMultipartUrls": None, "artifact": {"id": "a"},
         }  # fmt: skip
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:

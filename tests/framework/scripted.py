@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.engine import Engine
+from schedlab.framework.errors import PolicyError
 from schedlab.framework.executor import StepResult
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.metrics import Measurement
@@ -16,7 +19,7 @@ from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
 from schedlab.framework.stub import StubExecutor
-from schedlab.framework.testing.harness import TINY, Spec
+from schedlab.framework.testing.harness import TINY, Outcome, Spec, check_streams
 
 MS = 1_000_000
 HOST_BLOCK_GIB = 8 * TINY.block_size / (1 << 30)
@@ -39,7 +42,7 @@ class Script(Policy):
 
 
 def serve(step) -> None:
-    """All decodes, then prompts and waiting requests in order as far as they fit; the newest make room if nothing does."""
+    """All decodes, then prompts and waiting requests as far as they fit; if nothing does, the newest make room."""
     before = step.token_budget
     for request in step.grant_decodes():
         assert request.state == "running"
@@ -104,8 +107,8 @@ class Lab:
         return self.recorder.close(backlog_end=self.engine.num_unfinished, counters={})
 
 
-def lab(policy: Policy, requests: Sequence[Spec | EngineRequest], *, executor=None, clock=None, source=None, window=None, **keys):
-    """An engine on the stub and the virtual clock unless told otherwise; `keys` change TINY, `window` the measurement."""
+def lab(policy, requests, *, executor=None, clock=None, source=None, window=None, **keys) -> Lab:
+    """An engine over specs or requests, on the stub and the virtual clock unless told otherwise; `keys` change TINY."""
     config: EngineConfig = replace(TINY, **keys)
     built = [request.request() if isinstance(request, Spec) else request for request in requests]
     measurement = Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks, **(window or {}))
@@ -113,6 +116,72 @@ def lab(policy: Policy, requests: Sequence[Spec | EngineRequest], *, executor=No
     source = source or ListSource(sorted(built, key=lambda request: request.visible_ns))
     engine = Engine(policy, executor or StubExecutor(), source, config, clock or VirtualClock(), recorder)
     return Lab(engine, policy, recorder, {request.request_id: request for request in built})
+
+
+def populated(*moves, then=None, **keys):
+    """d1 and d2 decode (8 + 1 tokens in blocks of 4), p1 and p2 are half prefilled (4 of 12), w1 and w2 wait.
+
+    24 blocks: 2 + 2 for the decodes, 1 + 1 for the prompts, 18 free. 6 slots: 2 free. `moves` decide from here on.
+    """
+    trace = [Spec(name, 0, 8, 8) for name in ("d1", "d2")]
+    trace += [Spec(name, 0, 12, 4) for name in ("p1", "p2")] + [Spec(name, 0, 10, 4) for name in ("w1", "w2")]
+    made = lab(Script(grants(d1=None, d2=None), grants(p1=4, p2=4), *moves, then=then), trace, **keys)
+    made.step(2)
+    return made
+
+
+VIEWS = {
+    "waiting": ["w1", "w2"],
+    "running": ["d1", "d2", "p1", "p2"],
+    "prefilling": ["p1", "p2"],
+    "decoding": ["d1", "d2"],
+}
+
+
+def checked(made):
+    """Run the moves that are left; each must have been made."""
+    made.step()
+    made.finish()
+    check_all_tokens(made)
+
+
+def check_all_tokens(made):
+    """Each request generated what the stub's definition gives it."""
+    check_streams(Outcome(made.engine, list(made.requests.values())))
+
+
+def broken(move, rule, name=None, **keys):
+    """`move` breaks a rule: the error names the policy, the request and the rule, in one line."""
+    made = populated(move, **keys)
+    with pytest.raises(PolicyError) as caught:
+        made.engine.step()
+    error = caught.value
+    assert error.policy == "Script" and error.request_id == name
+    subject = f" on request {name}" if name else ""
+    assert rule in error.rule and str(error) == f"policy Script{subject}: {error.rule}"
+    assert "\n" not in error.rule
+    return error
+
+
+class Told(ListSource):
+    """A list that remembers whose end it was told, and adds the request `after` another at the instant of its end."""
+
+    def __init__(self, requests, after=None):
+        super().__init__(sorted(requests, key=lambda request: request.visible_ns))
+        self.requests = list(requests)
+        self.told: dict[str, int] = {}
+        self._after = after or {}
+
+    def add(self, request) -> None:
+        pending = sorted([*self._requests[self._next :], request], key=lambda other: other.visible_ns)
+        self._requests = self._requests[: self._next] + pending
+
+    def finished(self, request, now_ns) -> None:
+        self.told[request.request_id] = self.told.get(request.request_id, 0) + 1
+        following = self._after.pop(request.request_id, None)
+        if following is not None:
+            following._arrival_ns = following.visible_ns = now_ns
+            self.add(following)
 
 
 class ScriptedExecutor:
@@ -169,3 +238,42 @@ def books(engine: Engine) -> dict[str, Any]:
             for r in requests
         ],
     }  # fmt: skip
+
+
+class StandingCost:
+    """`(base + slope * context) >> shift` ns of a step; bound by memory from `turn` tokens of context on."""
+
+    shift = 8
+
+    def __init__(self, base_ns: int, slope: int, turn: int) -> None:
+        self.base = (base_ns << self.shift) + 128
+        self.slope = slope
+        self.turn = turn
+
+    def duration_ns(self, context_sum: int) -> int:
+        return (self.base + self.slope * context_sum) >> self.shift
+
+    def bound(self, context_sum: int) -> str:
+        return "memory" if context_sum >= self.turn else "overhead"
+
+
+class JumpingExecutor(ScriptedExecutor):
+    """The stub's durations, plus `slope` / 256 ns for each token of context; decode-only steps can be jumped over."""
+
+    jumpable = True
+
+    def __init__(self, slope: int = 0, turn: int = 1 << 60) -> None:
+        super().__init__(0)
+        self.slope = slope
+        self.turn = turn
+
+    def decode_cost(self, num_decodes: int) -> StandingCost:
+        return StandingCost(MS + 10_000 * num_decodes, self.slope, self.turn)
+
+    def execute(self, batch) -> StepResult:
+        super().execute(batch)
+        tokens = batch.prefill_tokens + len(batch.decodes)
+        context = batch.decode_context + sum(start + count for _, start, count in batch.prefills)
+        cost = self.decode_cost(tokens)
+        copies = 777 * (len(batch.copies_out) + len(batch.copies_in))
+        return StepResult(cost.duration_ns(context) + copies, None, cost.bound(context))

@@ -25,7 +25,9 @@ def traces():
             shared, own = draw.randint(0, 5), draw.randint(0, 3)
             ids = tuple(range(shared)) + tuple(100 * (i % 4 + 1) + j for j in range(own + 1))
             prompt = 4 * len(ids) - draw.randint(0, 3)
-            trace.append(Spec(f"r{i}", draw.randint(0, 40) * 1_000_000, prompt, draw.randint(4, 30), ids=ids, id_width=4))
+            trace.append(
+                Spec(f"r{i}", draw.randint(0, 40) * 1_000_000, prompt, draw.randint(4, 30), ids=ids, id_width=4)
+            )
         yield trace
 
 
@@ -174,8 +176,8 @@ def forget_generated_tokens(patch):
 
 MUTANTS = [
     swap_last_blocks, forget_a_new_block, publish_before_computing, publish_a_block_too_many, swap_in_reversed,
-    swap_out_too_little, free_host_blocks_at_once, keep_evicted_in_the_index, free_what_another_owns, do_not_repoint_duplicates,
-    trust_a_hit_too_far, forget_generated_tokens,
+    swap_out_too_little, free_host_blocks_at_once, keep_evicted_in_the_index, free_what_another_owns,
+    do_not_repoint_duplicates, trust_a_hit_too_far, forget_generated_tokens,
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import pytest
 from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import Spec, check_streams, expected_stream, run, same_tokens
 from schedlab.framework.testing.strategies import limits, specs

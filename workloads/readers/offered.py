@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.framework.errors import TraceError
 from schedlab.framework.request import SLO
 from schedlab.workloads.builder import Builder
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, json_batches
+from schedlab.workloads.source import visible_ns
 from schedlab.workloads.trace import BlockIds, Trace
 from schedlab.workloads.values import MAX_NS, integers
 
@@ -44,8 +46,11 @@ def read(path: Path, options: ReadOptions) -> Trace:
         columns |= {n: batch.labels(n) for n in NAMES if batch.has(n)}
         columns["priority"] = batch.parse("priority", lambda v: integers(v, -MAX_NS, MAX_NS, absent=0))
         builder.add(len(batch), **columns, **contents.add(batch), **extras.add(batch))
-    trace = builder.trace(path, "offered")
-    return extras.onto(contents.onto(trace))
+    trace = extras.onto(contents.onto(builder.trace(path, "offered")))
+    backwards = np.flatnonzero(np.diff(visible_ns(trace, 0)) < 0)
+    if len(backwards):
+        raise TraceError(f"{path}: row {backwards[0] + 1} becomes visible before the row above it")
+    return trace
 
 
 class Contents:
@@ -110,15 +115,14 @@ class Extras:
 
     def add(self, batch: Batch) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        for row, name in enumerate(batch.column("request_id")):
-            if name in self._row_of:
-                raise batch.fault(row, f"request_id {name!r} stands in row {self._row_of[name]} too")
+        followed = batch.column("after") if batch.has("after") else [None] * len(batch)
+        for row, (name, after) in enumerate(zip(batch.labels("request_id"), followed, strict=True)):
+            if name is None or name in self._row_of:
+                raise batch.fault(row, f"request_id is {name!r}, expected a name that stands in no row above")
+            if after is not None and not (type(after) is str and after in self._row_of):
+                raise batch.fault(row, f"follows request {after!r}, which is not above it")
+            self._after.append(-1 if after is None else self._row_of[after])
             self._row_of[name] = batch.first_row + row
-        for row, name in enumerate(batch.column("after")) if batch.has("after") else ():
-            if name is not None and name not in self._row_of:
-                raise batch.fault(row, f"follows request {name!r}, which is not above it")
-        names = batch.column("after") if batch.has("after") else [None] * len(batch)
-        self._after.extend(-1 if name is None else self._row_of[name] for name in names)
         if batch.has("slo"):
             out["slo"] = [self._slo(batch, row, value) for row, value in enumerate(batch.column("slo"))]
         if batch.has("sampling"):

@@ -32,7 +32,7 @@ def test_many_tiles_and_splits(ops, case, tile):
 @pytest.mark.parametrize("window", [None, 40])
 def test_decode_row_has_the_same_bits_in_any_batch(ops, window):
     """Alone, among others, in another order, in wider tables: splits have a fixed size, and who computes one is free."""
-    batch = build(Case(contexts=(200, 7, 97), heads=2, kv_heads=1, window=window))
+    batch = build(Case(contexts=(100, 7, 70), heads=2, kv_heads=1, window=window))
     whole = batch.run(ops, tile=SMALL_DECODE)
     for rows in ([0], [2, 0], [1, 2, 0, 1]):
         assert torch.equal(batch.select(rows).run(ops, tile=SMALL_DECODE), whole[rows])
@@ -48,11 +48,11 @@ def test_prefill_row_has_the_same_bits_in_any_batch_and_chunk(ops, window):
     Cuts are at whole tiles of rows: bits of the interpreter's matrix product depend on a row's place in its tile, which
     those of a tensor core do not.
     """
-    batch = build(Case(contexts=(90, 40), queries=(90, 23), heads=2, kv_heads=1, window=window))
+    batch = build(Case(contexts=(60, 30), queries=(60, 23), heads=2, kv_heads=1, window=window))
     whole = batch.run(ops, tile=SMALL_PREFILL)
-    assert torch.equal(batch.select([1]).run(ops, tile=SMALL_PREFILL), whole[90:])
-    assert torch.equal(batch.select([1, 0]).run(ops, tile=SMALL_PREFILL), torch.cat([whole[90:], whole[:90]]))
-    for start, stop in ((0, 8), (8, 40), (40, 90)):
+    assert torch.equal(batch.select([1]).run(ops, tile=SMALL_PREFILL), whole[60:])
+    assert torch.equal(batch.select([1, 0]).run(ops, tile=SMALL_PREFILL), torch.cat([whole[60:], whole[:60]]))
+    for start, stop in ((0, 8), (8, 40), (40, 60)):
         chunk = batch.select([0])._replace(
             q=batch.q[start:stop], contexts=torch.tensor([stop]), starts=torch.tensor([0, stop - start])
         )

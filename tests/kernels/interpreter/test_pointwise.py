@@ -32,7 +32,7 @@ def test_offsets_beyond_int32(ops):
         ("slots", lambda s: s.float(), "slots must be int32 or int64"),
         ("slots", lambda s: s * 0, r"slots must be unique but for -1"),
         ("slots", lambda s: s + 1, r"slots must be -1 or in 0 .. 63"),
-        ("k_cache", lambda k: k[..., :32], "k_cache must be"),
+        ("k_cache", lambda k: k[..., :32], "v_cache must be like k_cache"),
     ],
 )
 def test_wrong_writes_are_named(ops, field, change, message):

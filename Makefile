@@ -1,0 +1,48 @@
+# Two commands do everything on a machine with Python 3.11 or newer: `make demo` and `make test`.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO ?= outputs/demo
+# Suites that must be processes of their own, for triton decides at import whether it interprets.
+SUITES := $(wildcard tests/kernels/interpreter tests/kernels/compile)
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+# Named here as well as in pyproject.toml: pip must see the range at once, or it may fetch the newest CUDA build.
+TORCH := "torch>=2.11,<2.14"
+
+.PHONY: demo test test-full lint format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/schedlab run experiment=demo hydra.sweep.dir=$(DEMO)
+
+test: lint
+	set -e; for suite in $(SUITES); do $(PYTEST) $$suite; done
+	$(PYTEST)
+
+test-full: lint
+	set -e; for suite in $(SUITES); do $(PYTEST) --full $$suite; done
+	$(PYTEST) --full
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed; name one with PYTHON=…"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e . $(TORCH)
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" $(TORCH)
+	@touch $@

@@ -1,0 +1,66 @@
+"""The launches that are compiled: the project's wrappers on tensors without data, in shapes of real models."""
+
+from __future__ import annotations
+
+import torch
+from schedlab.kernels.activation import silu_mul
+from schedlab.kernels.attention_decode import decode_attention
+from schedlab.kernels.attention_prefill import prefill_attention
+from schedlab.kernels.kv_write import rope_kv_write
+from schedlab.kernels.norm import rms_norm
+from schedlab.kernels.sampling import sample
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def indices(*shape: int) -> Tensor:
+    return meta(*shape, dtype=torch.int32)
+
+
+def attention(
+    phase: str,
+    head_dim: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = None,
+    heads: int = 32,
+    kv_heads: int = 8,
+    sequences: int = 4,
+    columns: int = 70,
+    tokens: int = 300,
+    **options: float | bool,
+) -> None:
+    cache = meta(1000, 16, kv_heads, head_dim, dtype=cache_dtype or dtype)
+    batch = cache, cache, indices(sequences, columns), indices(sequences)
+    if phase == "prefill":
+        prefill_attention(meta(tokens, heads, head_dim, dtype=dtype), *batch, indices(sequences + 1), scale=0.1, **options)
+    else:
+        decode_attention(meta(sequences, heads, head_dim, dtype=dtype), *batch, scale=0.1, **options)
+
+
+def norm(rows: int = 64) -> None:
+    rms_norm(meta(rows, 4096), meta(4096), 1e-6, meta(rows, 4096))
+
+
+def head_norm(rows: int = 64) -> None:
+    rms_norm(meta(rows, 48, 128)[:, :32], meta(128), 1e-6)
+
+
+def activation(rows: int = 64) -> None:
+    silu_mul(meta(rows, 2 * 14336))
+
+
+def rope(rows: int = 64, cache_dtype: torch.dtype = torch.bfloat16, scale: float | None = None) -> None:
+    packed, cache = meta(rows, 48, 128), meta(1000, 16, 8, 128, dtype=cache_dtype)
+    tables = meta(rows, 64, dtype=torch.float32), meta(rows, 64, dtype=torch.float32)
+    q, k, v = packed[:, :32], packed[:, 32:40], packed[:, 40:]
+    rope_kv_write(q, k, v, *tables, cache, cache, indices(rows), k_scale=scale, v_scale=scale)
+
+
+def sampling(rows: int = 64) -> None:
+    floats, longs = meta(rows, dtype=torch.float32), meta(rows, dtype=torch.int64)
+    sample(meta(rows, 128256, dtype=torch.float32), floats, longs, floats, longs, longs)

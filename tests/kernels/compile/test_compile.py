@@ -1,0 +1,117 @@
+"""Every kernel compiles for sm_80, sm_90 and gfx942, to code that has what makes it fast.
+
+Necessary, not sufficient, for speed: no spills, tensor cores, wide asynchronous copies, more than one step of keys in
+flight. That wrappers run on tensors without data also shows that they never look at a value on the device.
+"""
+
+import re
+from collections import defaultdict
+from functools import partial
+
+import launches
+import pytest
+import torch
+from conftest import FACTS
+from harness import compiling_for, cuda_facts
+from launches import FP8, attention
+from schedlab.kernels import configs
+
+SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
+REGISTERS_MAY_DIFFER_BY = 0.15
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+TABLE = {
+    f"{phase} {size} {name}": partial(attention, phase, size, dtype)
+    for phase in ("prefill", "decode")
+    for name, dtype in DTYPES.items()
+    for size in configs.head_sizes(dtype)
+}
+VARIANTS = {
+    "prefill 80 bf16": partial(attention, "prefill", 80),
+    "prefill 128 bf16 window": partial(attention, "prefill", window=4096),
+    "prefill 128 bf16 softcap lse": partial(attention, "prefill", softcap=30.0, return_lse=True),
+    "prefill 128 bf16 fp8 cache": partial(attention, "prefill", cache_dtype=FP8, k_scale=2.0, v_scale=2.0),
+    "decode 128 bf16 window": partial(attention, "decode", window=4096),
+    "decode 128 bf16 fp8 cache": partial(attention, "decode", cache_dtype=FP8, k_scale=2.0, v_scale=2.0),
+    "decode 128 bf16 group 24": partial(attention, "decode", heads=24, kv_heads=1),
+    "head norm": launches.head_norm,
+    "rope fp8 cache": partial(launches.rope, cache_dtype=FP8, scale=2.0),
+}
+POINTWISE = {
+    "norm": launches.norm,
+    "activation": launches.activation,
+    "rope": launches.rope,
+    "sampling": launches.sampling,
+}
+ENTRIES = {
+    "sm_80": TABLE | POINTWISE,
+    "sm_90": TABLE | POINTWISE | VARIANTS,
+    "gfx942": POINTWISE | {name: TABLE[name] for name in ("prefill 128 bf16", "decode 128 bf16")},
+}
+
+
+def entries(*targets):
+    return [pytest.param(target, name, id=f"{target} {name}") for target in targets for name in ENTRIES[target]]
+
+
+@pytest.mark.parametrize(("target", "name"), entries("sm_80", "sm_90"))
+def test_cuda_code(target, name, recorded_facts, record_property):
+    with compiling_for(target) as compiled:
+        ENTRIES[target][name]()
+    assert compiled
+    for kernel_name, kernel in compiled:
+        facts = cuda_facts(kernel)
+        label = f"{target} {name}: {kernel_name.removesuffix('_kernel')}"
+        record_property(FACTS, (label, facts.row()))
+        assert facts.stack == 0 and facts.local == 0, f"{label} spills registers: {facts}"
+        assert facts.shared <= SHARED_MEMORY[target], f"{label}: {facts}"
+        assert facts.loads_16_bit == 0, f"{label} lost vector loads: {facts}"
+        if kernel_name in ("prefill_kernel", "split_kernel"):
+            check_attention(target, label, facts, kernel, wide=" fp32" in name)
+        if label in recorded_facts:
+            expected = recorded_facts[label]["registers"]
+            assert abs(facts.registers - expected) <= REGISTERS_MAY_DIFFER_BY * expected, f"{label}: {facts}"
+
+
+def check_attention(target, label, facts, kernel, wide):
+    """Wide types are for exactness: they need tensor cores and copies, not warp groups or depth."""
+    warp_groups = target == "sm_90" and kernel.name.startswith("_prefill") and not wide
+    assert (facts.hgmma > 0) == warp_groups, f"{label}: {facts}"
+    assert (facts.hmma > 0) != warp_groups, f"{label}: {facts}"
+    assert facts.ldgsts > 0, f"{label} does not copy keys asynchronously: {facts}"
+    if not wide:
+        in_flight = [int(number) for number in re.findall(r"ttg\.async_wait.*\{num = (\d+)", kernel.asm["ttgir"])]
+        assert max(in_flight) > 0, f"{label}: no keys are in flight while others are computed"
+
+
+@pytest.mark.parametrize(("target", "name"), entries("gfx942"))
+def test_hip_code(target, name):
+    with compiling_for(target) as compiled:
+        ENTRIES[target][name]()
+    for kernel_name, kernel in compiled:
+        assert kernel.asm["hsaco"]
+        if kernel_name in ("prefill_kernel", "split_kernel"):
+            assert "v_mfma_" in kernel.asm["amdgcn"]
+
+
+def test_one_compilation_serves_every_batch():
+    """Neither the number of sequences or tokens nor the width of the tables is compiled in."""
+    variants = defaultdict(set)
+    with compiling_for("sm_90") as compiled:
+        for batch in (*range(1, 20), 32, 33, 48, 64):
+            attention("decode", sequences=batch, columns=3 * batch)
+            attention("prefill", sequences=batch, columns=5 * batch, tokens=7 * batch)
+            for launch in (launches.norm, launches.head_norm, launches.activation, launches.rope, launches.sampling):
+                launch(batch)
+    for name, kernel in compiled:
+        variants[name].add(kernel.hash)
+    counts = {name: len(hashes) for name, hashes in variants.items()}
+    assert counts.pop("rms_norm_kernel") == 2, "with a residual, and of heads"
+    assert set(counts.values()) == {1}, counts
+
+
+def test_window_length_is_not_compiled_in():
+    with compiling_for("sm_90") as compiled:
+        for window in (1, 16, 100, 4096):
+            attention("decode", window=window)
+    assert len({kernel.hash for _, kernel in compiled}) == 2, "split and combine"
