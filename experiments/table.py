@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from schedlab.experiments.agreement import describe_agreement
+from schedlab.experiments.pressure import pressure
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.reader import read_run
 from schedlab.framework.tables import RunTables
@@ -50,6 +51,8 @@ FIGURES = (
     Figure("kv/utilization_mean", "KV used", ".1%"),
     Figure("preemptions/recompute", "preempted", ",d"),
     Figure("preemptions/swap", "swapped", ",d"),
+    Figure("pressure/queue", "steps with a queue", ".1%"),
+    Figure("pressure/split_prompts", "prompts split", ",d"),
     Figure("requests/finished", "finished", ",d"),
     Figure("requests/rejected", "rejected", ",d"),
     Figure("scheduler/us_per_step", "scheduler µs/step", ",.1f"),
@@ -104,8 +107,13 @@ class Run:
         model = self.manifest.get("config", {}).get("model")
         return json.dumps([self.arrivals, self.labels.get("engine"), model], sort_keys=True)
 
-    def figure(self, figure: Figure) -> str:
-        return figure.write(self.tables.summary.get(figure.key)) if self.complete else UNKNOWN
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The summary and, where there are logs, how short capacity was."""
+        if not self.complete:
+            return {}
+        logged = self.tables.result["record"] == "full"
+        return {**self.tables.summary, **(pressure(self.tables) if logged else {})}
 
 
 class Comparison:
@@ -139,7 +147,9 @@ class Comparison:
 
     def rows(self) -> list[list[str]]:
         """Heading and values of each figure that any run knows."""
-        written = [[figure.heading, *(run.figure(figure) for run in self.runs)] for figure in FIGURES]
+        written = [
+            [figure.heading, *(figure.write(run.figures.get(figure.key)) for run in self.runs)] for figure in FIGURES
+        ]
         return [row for row in written if set(row[1:]) != {UNKNOWN}]
 
     def laid_out(self) -> tuple[list[str], list[list[str]]]:
@@ -209,7 +219,7 @@ def run_json(run: Run, name: str) -> dict[str, Any]:
         "labels": run.labels,
         "config_hash": run.tables.result.get("config_hash"),
         "digest": run.tables.digest,
-        "summary": run.tables.summary,
+        "summary": run.figures or run.tables.summary,
     }
 
 

@@ -84,7 +84,8 @@ class WandbTracker:
         self._upload = upload
 
     def finish(self, tables: RunTables | None) -> None:
-        with never_failing("the Weights & Biases run is incomplete"), staged_below(self._directory):
+        staging = {"WANDB_DATA_DIR": str(self._directory / "wandb" / "data")}  # where artifacts wait for their upload
+        with never_failing("the Weights & Biases run is incomplete"), environment(staging):
             if tables is not None:
                 self._log_tables(tables)
             self._run.summary["status"] = "failed" if tables is None else tables.status
@@ -175,12 +176,14 @@ def log_artifact(run: Any, artifact: Any, directory: Path) -> None:
 
 def open_run(settings: WandbConfig, config: Mapping[str, Any], directory: Path) -> Any:
     """An offline run, independent of others in this process."""
-    if os.environ.get("WANDB_MODE") == "":
-        del os.environ["WANDB_MODE"]  # W&B refuses to start with an empty one
+    with environment(OFFLINE):
+        return start(settings, config, directory)
+
+
+def start(settings: WandbConfig, config: Mapping[str, Any], directory: Path) -> Any:
     import wandb
 
     return wandb.init(
-        mode="offline",
         dir=str(directory),
         project=settings.project,
         entity=settings.entity,
@@ -202,6 +205,8 @@ def open_run(settings: WandbConfig, config: Mapping[str, Any], directory: Path) 
     )
 
 
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+"""Nothing is sent, reports on W&B's own use included; an empty WANDB_MODE, which it refuses, is replaced."""
 NOT_FOR_SYNC = ("WANDB_MODE", "WANDB_SERVICE")
 """Offline it would upload nothing; and this process's service has another current folder."""
 _gave_up = False
@@ -228,12 +233,12 @@ def upload(run: Path, directory: Path, timeout_s: float) -> None:
 def sync(run: Path, directory: Path, log: Path, timeout_s: float) -> int | None:
     """Exit code of `wandb sync`; None if it had to be ended. Its own children go with it."""
     words = [sys.executable, "-m", "wandb", "sync", str(run.relative_to(directory))]
-    environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SYNC}
+    kept = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SYNC}
     with log.open("wb") as out:
         process = subprocess.Popen(
             words,
             cwd=directory,
-            env=environment,
+            env={**kept, "WANDB_ERROR_REPORTING": "false"},
             stdin=subprocess.DEVNULL,  # so that it cannot ask for a key
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -255,16 +260,17 @@ def last_line(log: Path) -> str:
 
 
 @contextmanager
-def staged_below(directory: Path) -> Iterator[None]:
-    """Artifacts wait for their upload inside the run directory, not in the user's home."""
-    before = os.environ.get("WANDB_DATA_DIR")
-    os.environ["WANDB_DATA_DIR"] = str(directory / "wandb" / "data")
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """The process environment with `changes`, for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
-        os.environ.pop("WANDB_DATA_DIR")
-        if before is not None:
-            os.environ["WANDB_DATA_DIR"] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -65,3 +65,9 @@ def sha256(path: str | Path) -> str:
 def at_row(path: str | Path, row: int, line: int, fault: str) -> TraceError:
     """The error for a record: its 0-based number and the 1-based line it stands on."""
     return TraceError(f"{path}: row {row} (line {line}): {fault}")
+
+
+def listed(names: Iterable[str], limit: int = 20) -> str:
+    """Names for a message: quoted, long ones and long lists cut short."""
+    short = [repr(name if len(name) <= 40 else name[:37] + "...") for name in names]
+    return ", ".join(short[:limit]) + (f" and {len(short) - limit} more" if len(short) > limit else "")

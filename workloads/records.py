@@ -14,7 +14,7 @@ import numpy as np
 
 from schedlab.framework.errors import TraceError
 from schedlab.workloads import values
-from schedlab.workloads.files import at_row, open_text
+from schedlab.workloads.files import at_row, listed, open_text
 from schedlab.workloads.values import BadValue
 
 BATCH = 512
@@ -74,7 +74,7 @@ class Batch:
             elif type(value) in (str, int):
                 out.append(str(value))
             else:
-                raise self.fault(row, f"{name} is {value!r}, expected a name")
+                raise self.fault(row, f"{name} is {str(value)[:60]!r}, expected a name")
         return out
 
     def parse(
@@ -103,10 +103,9 @@ def _header(path: Path, reader: Any, required: Iterable[str]) -> list[str]:
     header = [name.strip() for name in next(reader, [])]
     missing = [name for name in required if name not in header]
     if missing:
-        found = ", ".join(map(repr, header)) or "an empty file"
-        raise TraceError(f"{path}: no column {', '.join(map(repr, missing))}; found {found}")
+        raise TraceError(f"{path}: no column {listed(missing)}; found {listed(header) or 'an empty file'}")
     if len(set(header)) < len(header):
-        raise TraceError(f"{path}: two columns of one name in {header}")
+        raise TraceError(f"{path}: two columns of one name in {listed(header)}")
     return header
 
 
@@ -147,8 +146,8 @@ def _json_batch(path: Path, first: int, lines: Sequence[int], chunk: list[str], 
         records = [parse_object(path, first + i, lines[i], text) for i, text in enumerate(chunk)]
     for i, record in enumerate(records):
         if not required <= record.keys():
-            missing = ", ".join(map(repr, sorted(required - record.keys())))
-            raise at_row(path, first + i, lines[i], f"no key {missing}; found {', '.join(map(repr, record))}")
+            missing = listed(sorted(required - record.keys()))
+            raise at_row(path, first + i, lines[i], f"no key {missing}; found {listed(record) or 'none'}")
     keys = frozenset().union(*records)
 
     def column(name: str) -> list[Any]:

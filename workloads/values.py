@@ -220,5 +220,5 @@ class IdInterner:
         if type(value) is int and -self._BIG <= value < self._BIG:
             return value
         if type(value) is not int and type(value) is not str:
-            raise ValueError(f"block id {value!r}, expected an integer or a string")
+            raise ValueError(f"block id {str(value)[:60]}, expected an integer or a string")
         return self._other.setdefault(value, self._BIG + len(self._other))

@@ -76,6 +76,11 @@ def ids(requests: Iterable) -> list[str]:
     return [request.request_id for request in requests]
 
 
+def heard(made, *kinds) -> list[tuple[str, str]]:
+    """Kind and request of the events of these kinds, in order."""
+    return [(type(e).__name__, e.request.request_id) for e in made.policy.events if isinstance(e, kinds)]
+
+
 @dataclass
 class Lab:
     """An engine to be stepped by hand."""

@@ -1,7 +1,6 @@
 """Between two steps: commit, aborts, arrivals, in this order; aborts in every state."""
 
 
-
 import pytest
 from four import FOUR
 from hypothesis import given
@@ -12,6 +11,7 @@ from scripted import (
     Told,
     check_all_tokens,
     grants,
+    heard,
     lab,
     named,
     serve,
@@ -22,10 +22,6 @@ from schedlab.framework.testing.harness import Spec, run
 from schedlab.framework.testing.strategies import limits, specs
 
 # -- order at a boundary ----------------------------------------------------------------------------------------------
-
-
-def heard(made, *kinds):
-    return [(type(e).__name__, e.request.request_id) for e in made.policy.events if isinstance(e, kinds)]
 
 
 def test_a_finish_beats_an_abort_at_the_same_boundary():

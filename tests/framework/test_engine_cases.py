@@ -1,6 +1,5 @@
 """Known ways in which serving engines go wrong, each as the smallest run that shows it."""
 
-
 import pytest
 from four import ALL, FOUR
 from hypothesis import given
@@ -13,6 +12,7 @@ from scripted import (
     check_all_tokens,
     checked,
     grants,
+    heard,
     ids,
     lab,
     named,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from schedlab.framework.errors import ConfigError, TraceError
+from schedlab.workloads.files import listed
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import first_record
 from schedlab.workloads.trace import Trace
@@ -65,6 +66,6 @@ def detect(path: Path) -> str:
     found = [name for name in formats() if load(name).matches(record)]
     if len(found) == 1:
         return found[0]
-    keys = ", ".join(map(repr, record)) or "none"
+    keys = listed(record) or "none"
     which = f"fits {' and '.join(found)}" if found else "is no format's own"
     raise TraceError(f"{path}: the key set ({keys}) {which}; set format to one of {', '.join(formats())}")

@@ -120,7 +120,7 @@ class Extras:
             if name is None or name in self._row_of:
                 raise batch.fault(row, f"request_id is {name!r}, expected a name that stands in no row above")
             if after is not None and not (type(after) is str and after in self._row_of):
-                raise batch.fault(row, f"follows request {after!r}, which is not above it")
+                raise batch.fault(row, f"follows request {str(after)[:60]!r}, which is not above it")
             self._after.append(-1 if after is None else self._row_of[after])
             self._row_of[name] = batch.first_row + row
         if batch.has("slo"):
@@ -135,7 +135,7 @@ class Extras:
         try:
             slo = SLO(**value)
         except TypeError as error:
-            raise batch.fault(row, f"slo is {value!r}: {error}") from None
+            raise batch.fault(row, f"slo is {str(value)[:60]!r}: {error}") from None
         if self._classes.setdefault(slo.name, slo) != slo:
             raise batch.fault(row, f"SLO class {slo.name!r} has other limits than in the rows above")
         return slo.name

@@ -76,11 +76,11 @@ def _segments(batch: Batch, row: int, value: Any, lengths: Mapping[int, int]) ->
     segments: list[int] = []
     for kind in KINDS:
         if type(value[kind]) is not list:
-            raise batch.fault(row, f"hash_ids.{kind} is {value[kind]!r}, expected a list")
+            raise batch.fault(row, f"hash_ids.{kind} is {str(value[kind])[:60]!r}, expected a list")
         segments += value[kind]
     unknown = [s for s in segments if type(s) is not int or s not in lengths]
     if unknown:
-        raise batch.fault(row, f"segment {unknown[0]!r} has no length in the files beside the trace")
+        raise batch.fault(row, f"segment {str(unknown[0])[:60]!r} has no length in the files beside the trace")
     return [s for s in segments if lengths[s]]
 
 

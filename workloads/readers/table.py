@@ -15,7 +15,7 @@ import numpy as np
 
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.workloads.builder import Builder, check_id_counts, finish, ignoring
-from schedlab.workloads.files import open_text
+from schedlab.workloads.files import listed, open_text
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers.mooncake import scoped
 from schedlab.workloads.records import BATCH, Batch, csv_batches, json_batches
@@ -71,7 +71,7 @@ def parquet_batches(path: Path, required: list[str]) -> Iterator[Batch]:
         keys, first = frozenset(file.schema_arrow.names), 0
         missing = [name for name in required if name not in keys]
         if missing:
-            raise TraceError(f"{path}: no column {', '.join(map(repr, missing))}; found {', '.join(sorted(keys))}")
+            raise TraceError(f"{path}: no column {listed(missing)}; found {listed(sorted(keys))}")
         for part in file.iter_batches(BATCH):
             columns = part.to_pydict()
             lines = range(first + 1, first + 1 + part.num_rows)

@@ -16,10 +16,10 @@ import pytest
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ["TRITON_ALWAYS_COMPILE"] = "1"
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton-cache-")
+cache = tempfile.TemporaryDirectory(prefix="triton-cache-")  # removed when the process ends
+os.environ["TRITON_CACHE_DIR"] = cache.name
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-FACTS = "facts"
 measured: dict[str, dict[str, int]] = {}
 
 
@@ -42,7 +42,7 @@ def recorded_facts(request) -> dict[str, dict[str, int]]:
 
 def pytest_runtest_logreport(report):
     if report.when == "call":
-        measured.update(fact for name, fact in report.user_properties if name == FACTS)
+        measured.update(fact for name, fact in report.user_properties if name == "facts")
 
 
 def pytest_terminal_summary(terminalreporter, config):

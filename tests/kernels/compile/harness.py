@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,26 +26,29 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+UNUSED_DEVICE = 99
+"""The number of a device for which nothing was compiled, so that every launch has to ask for a compilation."""
 
 
 class StubDriver:
     """What the JIT asks of a driver before a launch: a target, a device number (the key of its cache) and a stream."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, device: int) -> None:
         self.target = target
+        self.device = device
 
     def get_current_target(self) -> GPUTarget:
         return TARGETS[self.target]
 
     def get_current_device(self) -> int:
-        return list(TARGETS).index(self.target)
+        return self.device
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
 
 
 @contextmanager
-def compiling_for(target: str) -> Iterator[list[tuple[str, Any]]]:
+def compiling_for(target: str, device: int | None = None) -> Iterator[list[tuple[str, Any]]]:
     """Inside, every `kernel[grid](...)` compiles and appends (kernel name, compiled kernel) to the list it yields."""
     compiled: list[tuple[str, Any]] = []
 
@@ -55,7 +59,7 @@ def compiling_for(target: str) -> Iterator[list[tuple[str, Any]]]:
         return launch
 
     original = JITFunction.__getitem__
-    driver.set_active(StubDriver(target))
+    driver.set_active(StubDriver(target, list(TARGETS).index(target) if device is None else device))
     configs.device_backend.cache_clear()
     JITFunction.__getitem__ = getitem
     try:
@@ -65,9 +69,26 @@ def compiling_for(target: str) -> Iterator[list[tuple[str, Any]]]:
         configs.device_backend.cache_clear()
 
 
+@contextmanager
+def specialisations() -> Iterator[dict[str, set[str]]]:
+    """Inside, launches compile nothing; yields the keys of what each kernel would have been compiled for."""
+    keys: dict[str, set[str]] = defaultdict(set)
+
+    def record(kernel: JITFunction, key: str, *args: Any) -> None:
+        keys[kernel.fn.__name__.strip("_")].add(key)
+
+    original = JITFunction._do_compile
+    JITFunction._do_compile = record
+    try:
+        with compiling_for("sm_90", device=UNUSED_DEVICE):
+            yield keys
+    finally:
+        JITFunction._do_compile = original
+
+
 @dataclass(frozen=True)
 class CodeFacts:
-    """Of one compiled kernel. Registers a thread; bytes of stack a thread and of shared memory a block; opcode counts."""
+    """Of one compiled kernel: registers a thread, bytes of stack a thread and of shared memory a block, opcodes."""
 
     registers: int
     stack: int
