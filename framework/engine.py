@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+import traceback
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,7 @@ from schedlab.framework import fast_forward, invariants, journal
 from schedlab.framework.batch import Batch, Prefill
 from schedlab.framework.clock import Clock
 from schedlab.framework.columns import Columns
-from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled
+from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError
 from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, ending, never_fits, set_limits, tokens_served
@@ -221,9 +222,7 @@ class Engine:
         self.standing_until = None
         self.clock.start()
         step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
-        started = time.perf_counter_ns()
-        self.policy.schedule(step)
-        elapsed_us = (time.perf_counter_ns() - started) / 1000
+        scheduler_us = self._schedule(step)
         decision = step.close()
         self._check(decision)
         if decision.idle_until_ns is not None:
@@ -234,7 +233,20 @@ class Engine:
             if self._jump is not None:
                 self._jump(now, decision)
                 return
-        self._execute(decision, elapsed_us if self.clock.measures else self.modelled_us)
+        self._execute(decision, scheduler_us)
+
+    def _schedule(self, step: Step) -> float:
+        """Let the policy decide; returns its time in microseconds, measured or modelled. Its faults name it."""
+        started = time.perf_counter_ns() if self.clock.measures else 0
+        try:
+            self.policy.schedule(step)
+        except (SchedlabError, AssertionError):
+            raise
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raised = f"schedule raised {type(error).__name__}: {error} (at {where.filename}:{where.lineno})"
+            raise PolicyError(self.name, raised) from error
+        return (time.perf_counter_ns() - started) / 1000 if started else self.modelled_us
 
     def _check(self, decision: Decision) -> None:
         if decision.prefills:

@@ -22,7 +22,7 @@ from schedlab.kernels import torch_backend
 from schedlab.kernels.dispatch import Kernels
 from schedlab.kernels.paged import Scale
 
-ROW_TILE = 32
+ROW_TILE = 16
 KEY_TILE = 64
 PAIRS = 256
 """Pairs of a row tile and a tile of keys that are computed at once."""
@@ -120,17 +120,18 @@ INVARIANT = Kernels(
 
 
 class _RowTile(NamedTuple):
-    """ROW_TILE rows of one sequence; a row is a query and a head of its group, counted from the first query's first head.
+    """ROW_TILE of a sequence's rows, from `first_row` on; a row is a query and one of the G heads of its group.
 
-    `key_tiles` are the first positions of the tiles of keys that any of the rows sees.
+    `first_token` and `first_position` are those of the sequence's first row, `key_tiles` the first positions of the
+    tiles of keys that any of the rows sees.
     """
 
     sequence: int
     first_token: int
     first_position: int
+    group: int
     num_rows: int
     first_row: int
-    group: int
     key_tiles: range
 
 
@@ -143,7 +144,7 @@ def _row_tiles(starts: list[int], contexts: list[int], group: int, window: int |
             last = first_position + (min(row + ROW_TILE, num_rows) - 1) // group
             low = 0 if window is None else max(0, first - window + 1) // KEY_TILE * KEY_TILE
             key_tiles = range(low, max(last, low) + 1, KEY_TILE)
-            yield _RowTile(n, starts[n], first_position, num_rows, row, group, key_tiles)
+            yield _RowTile(n, starts[n], first_position, group, num_rows, row, key_tiles)
 
 
 def _chunks(tiles: Iterable[_RowTile]) -> Iterator[list[_RowTile]]:
@@ -167,12 +168,8 @@ class _Work:
     """
 
     def __init__(self, tiles: list[_RowTile], context_lens_N: Tensor, block_tables_NB: Tensor, block_size: int) -> None:
-        firsts, counts, tokens, positions, groups = (
-            torch.tensor(column)[:, None]
-            for column in zip(
-                *((t.first_row, t.num_rows, t.first_token, t.first_position, t.group) for t in tiles), strict=True
-            )
-        )
+        fields = torch.tensor([tile[1:6] for tile in tiles]).T[:, :, None]
+        tokens, positions, groups, counts, firsts = fields
         rows_WR = torch.minimum(firsts + torch.arange(ROW_TILE), counts - 1)
         self.tokens_WR = tokens + rows_WR // groups
         self.heads_WR = rows_WR % groups
@@ -204,8 +201,8 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Output [W, H, R, D] and log-sum-exp [W, H, R].
 
-    Each pair's share is computed alone and the shares of a row tile are added up in order. A key that a row does not see
-    adds an exact zero, so it does not matter how many such keys there are.
+    Each pair's share is computed alone and the shares of a row tile are added up in order. A key that a row does not
+    see adds an exact zero, so it does not matter how many such keys there are.
     """
     tiles_P = work.tiles_P
     scores_PHRC = q_WHRD[tiles_P] @ keys_PHDC * scale

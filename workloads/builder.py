@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from schedlab.framework.errors import TraceError
-from schedlab.workloads.files import sha256
+from schedlab.workloads.files import sha256, shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch
 from schedlab.workloads.trace import BlockIds, Labels, Provenance, Trace
@@ -59,7 +59,7 @@ class Builder:
         counts = np.array([len(x) if type(x) is list else -1 if x is None else -2 for x in lists], dtype=np.int64)
         if (counts == -2).any():
             row = int(np.argmax(counts == -2))
-            raise batch.fault(row, f"block ids are {str(lists[row])[:60]!r}, expected a list")
+            raise batch.fault(row, f"block ids are {shown(lists[row])}, expected a list")
         self._id_values.frombytes(self._interned(batch, lists).tobytes())
         _pad(self._id_counts, self.rows, 0)
         self._id_counts.frombytes(np.maximum(counts, 0).tobytes())

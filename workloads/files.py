@@ -67,7 +67,13 @@ def at_row(path: str | Path, row: int, line: int, fault: str) -> TraceError:
     return TraceError(f"{path}: row {row} (line {line}): {fault}")
 
 
+def shown(value: object) -> str:
+    """A value for a message, cut short."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def listed(names: Iterable[str], limit: int = 20) -> str:
     """Names for a message: quoted, long ones and long lists cut short."""
-    short = [repr(name if len(name) <= 40 else name[:37] + "...") for name in names]
+    short = [shown(name) for name in names]
     return ", ".join(short[:limit]) + (f" and {len(short) - limit} more" if len(short) > limit else "")

@@ -14,7 +14,7 @@ import numpy as np
 
 from schedlab.framework.errors import TraceError
 from schedlab.workloads import values
-from schedlab.workloads.files import at_row, listed, open_text
+from schedlab.workloads.files import at_row, listed, open_text, shown
 from schedlab.workloads.values import BadValue
 
 BATCH = 512
@@ -74,7 +74,7 @@ class Batch:
             elif type(value) in (str, int):
                 out.append(str(value))
             else:
-                raise self.fault(row, f"{name} is {str(value)[:60]!r}, expected a name")
+                raise self.fault(row, f"{name} is {shown(value)}, expected a name")
         return out
 
     def parse(
@@ -190,8 +190,10 @@ def first_record(path: Path) -> Mapping[str, Any]:
             raise TraceError(f"{path}: is empty")
         if head.lstrip()[:1] in ("{", "["):
             return parse_object(path, 0, 1, head)
-        header = next(csv.reader([head]))
-        row = next(csv.reader([_first_line(text)]), [])
+        try:
+            header, row = next(csv.reader([head])), next(csv.reader([_first_line(text)]), [])
+        except csv.Error as error:
+            raise TraceError(f"{path}: line 1: {error}") from None
         return dict(zip([name.strip() for name in header], row + [""] * len(header), strict=False))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.framework.request import NS
-from schedlab.workloads.files import at_row, open_text
+from schedlab.workloads.files import at_row, open_text, shown
 from schedlab.workloads.populations import merge
 from schedlab.workloads.streams import stream
 from schedlab.workloads.trace import Labels, Trace, concatenate
@@ -158,7 +158,7 @@ def _check(path: Path, row: int, window: Window) -> None:
         raise at_row(path, row, row + 1, f"{window}, expected finite numbers of at least 0")
     if window.rate and (window.pattern not in PATTERNS or not window.shape):
         expected = f"{' or '.join(PATTERNS)} with a shape"
-        raise at_row(path, row, row + 1, f"an active window of pattern {window.pattern!r}, expected {expected}")
+        raise at_row(path, row, row + 1, f"an active window of pattern {shown(window.pattern)}, expected {expected}")
 
 
 def read_lengths(path: Path) -> dict[float, dict[str, Choices]]:

@@ -20,6 +20,7 @@ from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.framework.request import SLO, EngineRequest, SamplingParams
 from schedlab.framework.source import Source
 from schedlab.workloads.content import SegmentContent
+from schedlab.workloads.files import shown
 from schedlab.workloads.trace import BlockIds, Labels, Trace
 
 PLAIN = {"source_row", "arrival_ns", "prompt_tokens", "output_tokens"}
@@ -121,7 +122,7 @@ class Rows:
             return self._terms.slo
         if name not in self._classes:
             there = ", ".join(sorted(self._classes)) or "none"
-            raise ConfigError(f"{self._trace.name}: row {source_row} names SLO class {name!r}; there are {there}")
+            raise ConfigError(f"{self._trace.name}: row {source_row} names SLO class {shown(name)}; there are {there}")
         return self._classes[name]
 
     def _content(self, row: int, source_row: int, past: EngineRequest | None) -> Content:

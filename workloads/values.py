@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.workloads.files import shown
+
 MAX_TOKENS = 2**31 - 1
 MAX_NS = 2**62
 UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -30,8 +32,7 @@ class BadValue(ValueError):
     """A value that cannot be used; `row` is its place in the column."""
 
     def __init__(self, row: int, value: object, expected: str) -> None:
-        shown = repr(value)
-        super().__init__(f"is {shown if len(shown) <= 60 else shown[:57] + '...'}, expected {expected}")
+        super().__init__(f"is {shown(value)}, expected {expected}")
         self.row = row
 
 
@@ -220,5 +221,5 @@ class IdInterner:
         if type(value) is int and -self._BIG <= value < self._BIG:
             return value
         if type(value) is not int and type(value) is not str:
-            raise ValueError(f"block id {str(value)[:60]}, expected an integer or a string")
+            raise ValueError(f"block id {shown(value)}, expected an integer or a string")
         return self._other.setdefault(value, self._BIG + len(self._other))

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests: paged, checkpoints
+for folder in ("model", "framework"):  # helpers beside the tests: paged, checkpoints; and the four policies
+    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
 
 
 @pytest.fixture(autouse=True)

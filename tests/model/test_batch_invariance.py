@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from checkpoints import VARIANTS, double, reference_logits, save
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from paged import Pages
 from test_torch_backend import TOLERANCE, WINDOWS, cases, relative_error
@@ -111,7 +111,6 @@ def test_logits_are_those_of_transformers(variant, tmp_path):
     torch.testing.assert_close(ours, reference_logits(double(variant), tokens)[-1], rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(cases(), WINDOWS, st.sampled_from([None, 5.0]))
 def test_attention(case, window, softcap):
     expected, expected_lse = case.prefill(reference, window=window, softcap=softcap, return_lse=True)

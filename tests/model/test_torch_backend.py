@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlab.kernels import reference, torch_backend
@@ -86,7 +86,6 @@ def cases(draw, pairs=lengths):
 WINDOWS = st.none() | st.integers(1, 45)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(cases(), WINDOWS, st.sampled_from([None, 5.0]), st.booleans())
 def test_prefill_attention(case, window, softcap, with_lse):
     expected, expected_lse = case.prefill(reference, window=window, softcap=softcap, return_lse=True)
@@ -98,7 +97,6 @@ def test_prefill_attention(case, window, softcap, with_lse):
     assert relative_error(ours, expected) <= TOLERANCE[case.dtype]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(cases(st.tuples(st.just(1), st.integers(1, 40))), WINDOWS, st.booleans())
 def test_decode_attention_and_a_prefill_of_one(case, window, with_lse):
     expected = case.decode(reference, window=window)
@@ -269,7 +267,6 @@ def draws(draw):
     return logits, *parameters, of(0, 1, 2**62), of(0, 1, 1000)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(draws())
 def test_sample(arguments):
     tokens = torch_backend.sample(*arguments)

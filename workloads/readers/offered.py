@@ -16,6 +16,7 @@ import numpy as np
 from schedlab.framework.errors import TraceError
 from schedlab.framework.request import SLO
 from schedlab.workloads.builder import Builder
+from schedlab.workloads.files import shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, json_batches
 from schedlab.workloads.source import visible_ns
@@ -73,7 +74,7 @@ class Contents:
                 rows[row] = self._one(content)
                 scopes.append(content.get("scope") or None)
             except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-                raise batch.fault(row, f"content is {str(content)[:60]!r}: {error}") from None
+                raise batch.fault(row, f"content is {shown(content)}: {error}") from None
         return {"scope": scopes, "content_row": rows}
 
     def _one(self, content: dict[str, Any]) -> int:
@@ -118,9 +119,9 @@ class Extras:
         followed = batch.column("after") if batch.has("after") else [None] * len(batch)
         for row, (name, after) in enumerate(zip(batch.labels("request_id"), followed, strict=True)):
             if name is None or name in self._row_of:
-                raise batch.fault(row, f"request_id is {name!r}, expected a name that stands in no row above")
+                raise batch.fault(row, f"request_id is {shown(name)}, expected a name that stands in no row above")
             if after is not None and not (type(after) is str and after in self._row_of):
-                raise batch.fault(row, f"follows request {str(after)[:60]!r}, which is not above it")
+                raise batch.fault(row, f"follows request {shown(after)}, which is not above it")
             self._after.append(-1 if after is None else self._row_of[after])
             self._row_of[name] = batch.first_row + row
         if batch.has("slo"):
@@ -135,9 +136,9 @@ class Extras:
         try:
             slo = SLO(**value)
         except TypeError as error:
-            raise batch.fault(row, f"slo is {str(value)[:60]!r}: {error}") from None
+            raise batch.fault(row, f"slo is {shown(value)}: {error}") from None
         if self._classes.setdefault(slo.name, slo) != slo:
-            raise batch.fault(row, f"SLO class {slo.name!r} has other limits than in the rows above")
+            raise batch.fault(row, f"SLO class {shown(slo.name)} has other limits than in the rows above")
         return slo.name
 
     def onto(self, trace: Trace) -> Trace:

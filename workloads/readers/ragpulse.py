@@ -14,6 +14,7 @@ import numpy as np
 
 from schedlab.framework.errors import TraceError
 from schedlab.workloads.builder import Builder, finish, ignoring
+from schedlab.workloads.files import shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers.mooncake import scoped
 from schedlab.workloads.records import Batch, json_batches
@@ -72,15 +73,15 @@ def segment_lengths(folder: Path) -> dict[int, int]:
 
 def _segments(batch: Batch, row: int, value: Any, lengths: Mapping[int, int]) -> list[int]:
     if type(value) is not dict or value.keys() != KINDS.keys():
-        raise batch.fault(row, f"hash_ids is {str(value)[:60]!r}, expected an object with {', '.join(KINDS)}")
+        raise batch.fault(row, f"hash_ids is {shown(value)}, expected an object with {', '.join(KINDS)}")
     segments: list[int] = []
     for kind in KINDS:
         if type(value[kind]) is not list:
-            raise batch.fault(row, f"hash_ids.{kind} is {str(value[kind])[:60]!r}, expected a list")
+            raise batch.fault(row, f"hash_ids.{kind} is {shown(value[kind])}, expected a list")
         segments += value[kind]
     unknown = [s for s in segments if type(s) is not int or s not in lengths]
     if unknown:
-        raise batch.fault(row, f"segment {str(unknown[0])[:60]!r} has no length in the files beside the trace")
+        raise batch.fault(row, f"segment {shown(unknown[0])} has no length in the files beside the trace")
     return [s for s in segments if lengths[s]]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.workloads.builder import Builder, finish
-from schedlab.workloads.files import open_text
+from schedlab.workloads.files import open_text, shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import parse_object
 from schedlab.workloads.trace import Trace
@@ -92,8 +92,7 @@ def _turns(path: Path, number: int, item: Mapping[str, Any], count: Callable[[st
     messages = item.get("conversations")
     for message in messages if type(messages) is list else [None]:
         if type(message) is not dict or type(message.get("value")) is not str or "from" not in message:
-            shown = str(message)[:60]
-            raise TraceError(f"{path}: conversation {number} has a message {shown!r}, expected from and value")
+            raise TraceError(f"{path}: conversation {number} has a message {shown(message)}, expected from and value")
         tokens = count(message["value"])
         if message["from"] in ANSWERS:
             yield said, tokens

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from schedlab.workloads.builder import Columns, build, finish, previous_turns
+from schedlab.workloads.files import shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers.tracelab import grown
 from schedlab.workloads.records import Batch, json_batches
@@ -60,4 +61,4 @@ def _arrival_and_end(batch: Batch, row: int, events: Any) -> tuple[int, int]:
         return max(at for at, kind in stamped if kind in INPUTS), max(at for at, _ in stamped)
     except (TypeError, KeyError, ValueError):
         expected = f"events with stamps, one of them {' or '.join(INPUTS)}"
-        raise batch.fault(row, f"timing_events is {str(events)[:60]!r}, expected {expected}") from None
+        raise batch.fault(row, f"timing_events is {shown(events)}, expected {expected}") from None

@@ -19,7 +19,7 @@ import numpy as np
 from schedlab.framework.errors import TraceError
 from schedlab.workloads import values
 from schedlab.workloads.builder import Builder, check_id_counts, finish
-from schedlab.workloads.files import open_text
+from schedlab.workloads.files import open_text, shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, parse_object
 from schedlab.workloads.trace import Trace
@@ -52,7 +52,7 @@ class Calls:
     def flatten(self, requests: Any, name: str, zero_ns: int, parent: int) -> None:
         """Appends the calls of a list, and those of the lists nested in it, which follow the call before them."""
         if type(requests) is not list or not all(type(r) is dict for r in requests):
-            raise TraceError(f"{self.where}: requests of {name} are not a list of objects")
+            raise TraceError(f"{self.where}: requests of {shown(name)} are not a list of objects")
         previous = parent
         for record in requests:
             start_ns = zero_ns + self._time(record, "t")
@@ -89,7 +89,7 @@ class Calls:
         try:
             return values.parse_time(value, self.unit_ns)
         except (ValueError, ArithmeticError):
-            raise TraceError(f"{self.where}: {key} is {value!r}, expected a finite time of at least 0") from None
+            raise TraceError(f"{self.where}: {key} is {shown(value)}, expected a finite time of at least 0") from None
 
 
 def read(path: Path, options: ReadOptions) -> Trace:
@@ -125,13 +125,13 @@ def sessions(path: Path) -> Iterator[tuple[int, Path, dict[str, Any]]]:
 def _width(session: Mapping[str, Any], where: str) -> int:
     width = session.get("block_size")
     if type(width) is not int or width < 1:
-        raise TraceError(f"{where}: block_size is {width!r}, expected at least 1")
+        raise TraceError(f"{where}: block_size is {shown(width)}, expected at least 1")
     return width
 
 
 def _scope(scope: Any, session: str, where: str) -> str | None:
     if scope not in ("local", "session", "global"):
-        raise TraceError(f"{where}: hash_id_scope is {scope!r}, expected local or global")
+        raise TraceError(f"{where}: hash_id_scope is {shown(scope)}, expected local or global")
     return None if scope == "global" else session
 
 

@@ -1,0 +1,276 @@
+"""Which steps a calibration measures: cells of scripted requests, and the policy that makes an engine run them.
+
+A cell is a few requests that are prefilled, decoded together, mixed or swapped, step by step; every step of it is
+measured, the ones that only build up a context included. Knows lengths and the order of grants; knows nothing of time,
+of models or of what becomes of the measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schedlab.framework.content import UniqueContent
+from schedlab.framework.cost.roofline import Work
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.limits import EngineConfig
+from schedlab.framework.policy import Policy
+from schedlab.framework.request import EngineRequest
+from schedlab.framework.step import Step
+
+GIB = 1 << 30
+DECODE_STEPS = 3
+"""Decode-only steps of a cell, at contexts that grow by one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far the grid reaches: sequences in a decode batch, tokens of a context, prompt tokens of one step.
+
+    `max_cell_tokens` bounds the contexts of a batch together, and so the time that building them up takes.
+    """
+
+    max_batch: int = 32
+    max_context: int = 2048
+    max_prefill: int = 1024
+    max_cell_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_context", "max_prefill", "max_cell_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"calibrate.{name}: expected at least 1, found {getattr(self, name)}")
+
+    def check(self, config: EngineConfig) -> None:
+        """ConfigError unless an engine of these limits can run the whole grid."""
+        budget = config.max_num_batched_tokens
+        for name, found, limit in (
+            ("max_batch", self.max_batch, config.max_num_seqs - 1),
+            ("max_context", self.max_context, config.max_model_len - 64),
+            ("max_prefill", self.max_prefill, budget - self.max_batch),
+            ("max_cell_tokens", self.max_cell_tokens, config.pool_tokens // 2),
+        ):
+            if found > limit:
+                raise ConfigError(f"calibrate.{name}: the engine as it is set up admits {limit} at most, found {found}")
+
+
+class Move(NamedTuple):
+    """One step: swap out, then one token to each of decoding, then `grants` of (request, tokens)."""
+
+    grants: tuple[tuple[int, int], ...]
+    decode: bool
+    swapped: tuple[int, ...]
+
+
+@dataclass
+class Cell:
+    """Requests and the steps they go through, written down as if it had already happened.
+
+    `works` are what the steps compute, in units of `Work` but for copies, which `copies` counts in blocks.
+    """
+
+    name: str
+    block_size: int
+    prompts: list[int] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)
+    _computed: list[int] = field(default_factory=list)
+    _emitted: list[int] = field(default_factory=list)
+    _away: set[int] = field(default_factory=set)
+
+    def add(self, *prompts: int) -> list[int]:
+        """Requests with prompts of these lengths, by index."""
+        first = len(self.prompts)
+        self.prompts += prompts
+        self._computed += [0] * len(prompts)
+        self._emitted += [0] * len(prompts)
+        return list(range(first, len(self.prompts)))
+
+    def step(self, *grants: tuple[int, int], decode: bool = False, swap: Sequence[int] = ()) -> None:
+        """The next step. A request whose last token this emits is done."""
+        copies = sum(self._blocks(i) for i in swap)
+        self._away |= set(swap)
+        decoding = [i for i in range(len(self.prompts)) if self._decodes(i)] if decode else []
+        work = Work.total(Work.decode(self._computed[i] + 1) for i in decoding)
+        for i, tokens in grants:
+            copies += self._blocks(i) if i in self._away else 0
+            self._away.discard(i)
+            work += Work.prefill(self._computed[i], tokens, self._advance(i, tokens))
+        for i in decoding:
+            self._advance(i, 1)
+        self.moves.append(Move(grants, decode, tuple(swap)))
+        self.works.append(work)
+        self.copies.append(copies)
+
+    def build_up(self, requests: Sequence[int], step_tokens: int) -> None:
+        """Prefill whole prompts, as many to a step as fit into `step_tokens`; a longer prompt goes in chunks."""
+        grants: list[tuple[int, int]] = []
+        for i in requests:
+            while (left := self.prompts[i] - self._computed_with(grants, i)) > 0:
+                room = step_tokens - sum(tokens for _, tokens in grants)
+                if room < min(left, step_tokens):
+                    self.step(*grants)
+                    grants = []
+                    continue
+                grants.append((i, min(left, room)))
+                if left > room:
+                    self.step(*grants)
+                    grants = []
+        if grants:
+            self.step(*grants)
+
+    def requests(self, names: Iterator[int]) -> list[EngineRequest]:
+        """Fresh requests that end with the tokens that this cell lets them emit."""
+        rows = [next(names) for _ in self.prompts]
+        return [
+            EngineRequest(str(row), 0, prompt, UniqueContent(row), recorded_output_tokens=emitted)
+            for row, prompt, emitted in zip(rows, self.prompts, self._emitted, strict=True)
+        ]
+
+    def _computed_with(self, grants: Sequence[tuple[int, int]], i: int) -> int:
+        return self._computed[i] + sum(tokens for j, tokens in grants if j == i)
+
+    def _decodes(self, i: int) -> bool:
+        return self._emitted[i] > 0 and i not in self._away
+
+    def _blocks(self, i: int) -> int:
+        return -(-self._computed[i] // self.block_size)
+
+    def _advance(self, i: int, tokens: int) -> bool:
+        """Whether these `tokens` make the request emit one."""
+        self._computed[i] += tokens
+        emits = self._computed[i] == self.prompts[i] + self._emitted[i]
+        self._emitted[i] += emits
+        return emits
+
+
+class Script(Policy):
+    """Does what the cells say, move by move."""
+
+    def __init__(self) -> None:
+        self._plan: Iterator[tuple[Move, Sequence[EngineRequest]]] = iter(())
+
+    def follow(self, cells: Sequence[Cell], requests: Sequence[Sequence[EngineRequest]]) -> None:
+        """From now on run `cells`, with `requests` that the engine has."""
+        pairs = zip(cells, requests, strict=True)
+        self._plan = iter([(move, mine) for cell, mine in pairs for move in cell.moves])
+
+    def schedule(self, step: Step) -> None:
+        move, requests = next(self._plan)
+        for i in move.swapped:
+            mode = step.preempt(requests[i], "swap")
+            assert mode == "swap", "a calibration has host memory for all that it swaps"
+        if move.decode:
+            step.grant_decodes()
+        for i, tokens in move.grants:
+            granted = step.grant(requests[i], tokens).tokens
+            assert granted == tokens, f"granted {granted} of {tokens} tokens"
+
+
+# ---- the grid ----
+
+
+def make_cells(extent: Extent, block_size: int) -> list[Cell]:
+    """All cells: prefills alone and together, long contexts, decode batches, mixtures, swaps."""
+    new = _Maker(extent, block_size)
+    return [
+        *new.prompts(), *new.long_prompts(), *new.several_prompts(), *new.decodes(), *new.mixtures(), *new.swaps(),
+    ]  # fmt: skip
+
+
+def swapped_bytes(cells: Sequence[Cell], block_bytes: int) -> int:
+    """Host memory that the largest step of `cells` copies to."""
+    return max((copies for cell in cells for copies in cell.copies), default=0) * block_bytes
+
+
+def up_to(limit: int, factor: int, start: int = 1) -> list[int]:
+    """`start`, `start * factor`, … and `limit`."""
+    sizes = []
+    while start < limit:
+        sizes.append(start)
+        start *= factor
+    return [*sizes, limit]
+
+
+class _Maker:
+    """Cells within an extent."""
+
+    def __init__(self, extent: Extent, block_size: int) -> None:
+        self.extent = extent
+        self.block_size = block_size
+
+    def cell(self, name: str) -> Cell:
+        return Cell(name, self.block_size)
+
+    def prompts(self) -> Iterator[Cell]:
+        """One whole prompt a step, from one token to the longest step."""
+        longest = min(self.extent.max_prefill, self.extent.max_context)
+        for tokens in sorted({*up_to(longest, 4), *up_to(longest, 2, 48)}):
+            cell = self.cell("prefill")
+            cell.build_up(cell.add(tokens), tokens)
+            yield cell
+
+    def long_prompts(self) -> Iterator[Cell]:
+        """Chunks of one size, and of falling sizes, over a context that grows to its longest."""
+        for share in (4, 2):
+            chunk = max(self.extent.max_prefill // share, 1)
+            cell = self.cell("long context")
+            cell.build_up(cell.add(self.extent.max_context), chunk)
+            yield cell
+        cell = self.cell("long context")
+        (prompt,) = cell.add(self.extent.max_context)
+        left = self.extent.max_context
+        while left:
+            tokens = min(max(left // 2, 1), self.extent.max_prefill) if left > 8 else left
+            cell.step((prompt, tokens))
+            left -= tokens
+        yield cell
+
+    def several_prompts(self) -> Iterator[Cell]:
+        """Several whole prompts in one step."""
+        for count, tokens in ((2, 16), (8, 16), (4, 64), (3, 200), (8, 100)):
+            if count * tokens <= self.extent.max_prefill and count <= self.extent.max_batch:
+                cell = self.cell("prefill")
+                cell.build_up(cell.add(*[tokens] * count), count * tokens)
+                yield cell
+
+    def decodes(self) -> Iterator[Cell]:
+        """Batches of every size at every context that can be built up in time."""
+        extent = self.extent
+        for batch in up_to(extent.max_batch, 2):
+            for context in up_to(extent.max_context, 4, 16):
+                if batch * context > extent.max_cell_tokens:
+                    continue
+                cell = self.cell("decode")
+                cell.build_up(cell.add(*[context] * batch), extent.max_prefill)
+                for _ in range(DECODE_STEPS):
+                    cell.step(decode=True)
+                yield cell
+
+    def mixtures(self) -> Iterator[Cell]:
+        """Chunks of a further prompt, then two prompts at once, beside batches that decode."""
+        extent = self.extent
+        for batch in up_to(extent.max_batch, 4):
+            context = min(256, extent.max_context, extent.max_cell_tokens // batch)
+            cell = self.cell("mixed")
+            cell.build_up(cell.add(*[context] * batch), extent.max_prefill)
+            chunks = [tokens for tokens in (16, 64, 200, 450) if tokens <= extent.max_prefill]
+            (prompt,) = cell.add(max(sum(chunks), 1))
+            for tokens in chunks or [1]:
+                cell.step((prompt, tokens), decode=True)
+            two = cell.add(24, 40)
+            cell.step(*[(i, cell.prompts[i]) for i in two], decode=True)
+            yield cell
+
+    def swaps(self) -> Iterator[Cell]:
+        """Part of a batch swapped out and back while the rest decodes."""
+        extent = self.extent
+        for context in up_to(min(extent.max_context, extent.max_cell_tokens // 4), 4, 64):
+            for away in (1, 3):
+                cell = self.cell("swap")
+                batch = cell.add(*[context] * 4)
+                cell.build_up(batch, extent.max_prefill)
+                cell.step(decode=True, swap=batch[:away])
+                cell.step(*[(i, 1) for i in batch[:away]], decode=True)
+                yield cell
