@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -155,7 +156,12 @@ class ComparisonAtEnd(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from schedlab.experiments.run import compare_sweep
 
-        if not compare_sweep(Path(config.hydra.sweep.dir), plots=config.plots):
+        try:
+            succeeded = compare_sweep(Path(config.hydra.sweep.dir), plots=config.plots)
+        except Exception:
+            traceback.print_exc()
+            succeeded = False
+        if not succeeded:
             raise SystemExit(1)  # not an Exception, which Hydra would turn into a warning
 
 

@@ -45,7 +45,7 @@ class Extent:
         """ConfigError unless an engine of these limits can run the whole grid."""
         budget = config.max_num_batched_tokens
         for name, found, limit in (
-            ("max_batch", self.max_batch, config.max_num_seqs - 1),
+            ("max_batch", self.max_batch, config.max_num_seqs - 3),
             ("max_context", self.max_context, config.max_model_len - 64),
             ("max_prefill", self.max_prefill, budget - self.max_batch),
             ("max_cell_tokens", self.max_cell_tokens, config.pool_tokens // 2),
@@ -106,19 +106,18 @@ class Cell:
     def build_up(self, requests: Sequence[int], step_tokens: int) -> None:
         """Prefill whole prompts, as many to a step as fit into `step_tokens`; a longer prompt goes in chunks."""
         grants: list[tuple[int, int]] = []
+        room = step_tokens
         for i in requests:
-            while (left := self.prompts[i] - self._computed_with(grants, i)) > 0:
-                room = step_tokens - sum(tokens for _, tokens in grants)
-                if room < min(left, step_tokens):
-                    self.step(*grants)
-                    grants = []
-                    continue
-                grants.append((i, min(left, room)))
-                if left > room:
-                    self.step(*grants)
-                    grants = []
-        if grants:
-            self.step(*grants)
+            left = self.prompts[i]
+            if grants and left > room:
+                self.step(*grants)
+                grants, room = [], step_tokens
+            while left > room:
+                self.step((i, room))
+                left -= room
+            grants.append((i, left))
+            room -= left
+        self.step(*grants)
 
     def requests(self, names: Iterator[int]) -> list[EngineRequest]:
         """Fresh requests that end with the tokens that this cell lets them emit."""
@@ -127,9 +126,6 @@ class Cell:
             EngineRequest(str(row), 0, prompt, UniqueContent(row), recorded_output_tokens=emitted)
             for row, prompt, emitted in zip(rows, self.prompts, self._emitted, strict=True)
         ]
-
-    def _computed_with(self, grants: Sequence[tuple[int, int]], i: int) -> int:
-        return self._computed[i] + sum(tokens for j, tokens in grants if j == i)
 
     def _decodes(self, i: int) -> bool:
         return self._emitted[i] > 0 and i not in self._away
@@ -149,15 +145,15 @@ class Script(Policy):
     """Does what the cells say, move by move."""
 
     def __init__(self) -> None:
-        self._plan: Iterator[tuple[Move, Sequence[EngineRequest]]] = iter(())
+        self._moves: Iterator[Move] = iter(())
+        self._requests: Sequence[EngineRequest] = ()
 
-    def follow(self, cells: Sequence[Cell], requests: Sequence[Sequence[EngineRequest]]) -> None:
-        """From now on run `cells`, with `requests` that the engine has."""
-        pairs = zip(cells, requests, strict=True)
-        self._plan = iter([(move, mine) for cell, mine in pairs for move in cell.moves])
+    def follow(self, cell: Cell, requests: Sequence[EngineRequest]) -> None:
+        """From now on run `cell`, with its `requests`, which the engine has."""
+        self._moves, self._requests = iter(cell.moves), requests
 
     def schedule(self, step: Step) -> None:
-        move, requests = next(self._plan)
+        move, requests = next(self._moves), self._requests
         for i in move.swapped:
             mode = step.preempt(requests[i], "swap")
             assert mode == "swap", "a calibration has host memory for all that it swaps"
@@ -230,7 +226,7 @@ class _Maker:
     def several_prompts(self) -> Iterator[Cell]:
         """Several whole prompts in one step."""
         for count, tokens in ((2, 16), (8, 16), (4, 64), (3, 200), (8, 100)):
-            if count * tokens <= self.extent.max_prefill and count <= self.extent.max_batch:
+            if count * tokens <= min(self.extent.max_prefill, self.extent.max_context) and count <= self.extent.max_batch:
                 cell = self.cell("prefill")
                 cell.build_up(cell.add(*[tokens] * count), count * tokens)
                 yield cell
@@ -239,7 +235,7 @@ class _Maker:
         """Batches of every size at every context that can be built up in time."""
         extent = self.extent
         for batch in up_to(extent.max_batch, 2):
-            for context in up_to(extent.max_context, 4, 16):
+            for context in up_to(extent.max_context, 4, 32):
                 if batch * context > extent.max_cell_tokens:
                     continue
                 cell = self.cell("decode")
@@ -255,9 +251,12 @@ class _Maker:
             context = min(256, extent.max_context, extent.max_cell_tokens // batch)
             cell = self.cell("mixed")
             cell.build_up(cell.add(*[context] * batch), extent.max_prefill)
-            chunks = [tokens for tokens in (16, 64, 200, 450) if tokens <= extent.max_prefill]
-            (prompt,) = cell.add(max(sum(chunks), 1))
-            for tokens in chunks or [1]:
+            chunks = [1]
+            for tokens in (16, 64, 200, 450):
+                if tokens <= extent.max_prefill and sum(chunks) + tokens <= extent.max_context:
+                    chunks.append(tokens)
+            (prompt,) = cell.add(sum(chunks))
+            for tokens in chunks:
                 cell.step((prompt, tokens), decode=True)
             two = cell.add(24, 40)
             cell.step(*[(i, cell.prompts[i]) for i in two], decode=True)

@@ -26,5 +26,5 @@ def split_prompts(tables: RunTables) -> int:
     for grants in tables.decisions["grants"]:
         for request_id, tokens in grants:
             first.setdefault(request_id, tokens)
-    needed = zip(requests["request_id"], to_compute, strict=True)
+    needed = zip(requests["request_id"], to_compute.tolist(), strict=True)
     return sum(first.get(request_id, tokens) < tokens for request_id, tokens in needed)

@@ -62,7 +62,7 @@ def _jump(
         ledger.grow(cohort.needing_block())
     cost = decode_cost(n)
     stretch = Stretch(now, context, ledger.cache.num_free, ledger.cache.num_unowned, cost.duration_ns(context))
-    engine.note_gaps(stretch.end_ns)
+    engine.commit.note_gaps(stretch.end_ns)
     cohort.advance(stretch.end_ns)
     _extend(stretch, engine, cost, context + n)
     cohort.tick += len(stretch.durations)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 os.environ.pop("TRITON_INTERPRET", None)
-os.environ["TRITON_ALWAYS_COMPILE"] = "1"
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
 cache = tempfile.TemporaryDirectory(prefix="triton-cache-")  # removed when the process ends
 os.environ["TRITON_CACHE_DIR"] = cache.name

@@ -1,0 +1,174 @@
+"""What an executed step changes: who moves, what is published, which tokens were emitted, who ended and how.
+
+Knows the ledger, the columns and the recorder; knows no policy and no clock, and decides nothing. The order of events
+at a boundary is engine.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from schedlab.framework.batch import Batch, Prefill
+from schedlab.framework.columns import Columns
+from schedlab.framework.executor import StepResult
+from schedlab.framework.ledger import Ledger
+from schedlab.framework.limits import EngineConfig, ending
+from schedlab.framework.policy import Admitted, Event, Preempted, Progressed
+from schedlab.framework.record import Recorder
+from schedlab.framework.request import EngineRequest, State
+from schedlab.framework.step import Decision
+
+
+class Commit:
+    """Applies executed steps to the books. `finish` ends a request; `observe` tells the policy, if it listens."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        columns: Columns | None,
+        recorder: Recorder,
+        config: EngineConfig,
+        eos_token_ids: tuple[int, ...],
+        finish: Callable[[EngineRequest, State, int], None],
+        observe: Callable[[Event], None] | None,
+    ) -> None:
+        self.ledger = ledger
+        self.columns = columns
+        self.recorder = recorder
+        self.config = config
+        self.eos_token_ids = eos_token_ids
+        self.finish = finish
+        self.observe = observe
+
+    def apply(self, decision: Decision, batch: Batch, result: StepResult, now: int) -> None:
+        if self.columns is not None and result.tokens is not None:
+            self.columns.store(batch, result.tokens)
+        if decision.preempted or decision.admitted:
+            self.move(decision)
+        if result.failed:
+            batch, result = self._drop_failed(batch, result, now)
+        if self.observe is not None:
+            prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
+            self.observe(Progressed(prefills, tuple(batch.decodes), 1))
+        for request, state in self._progress(batch, result, now):
+            self.finish(request, state, now)
+
+    def move(self, decision: Decision) -> None:
+        """Preempted and admitted requests change places; what victims left behind becomes visible."""
+        self.ledger.commit()
+        for victim, mode, _ in decision.preempted:
+            self.ledger.enter_waiting(victim)
+            if self.observe is not None:
+                self.observe(Preempted(victim, mode))
+        for request, start in decision.admitted.items():
+            self._note_admission(request, start, decision.now_ns)
+            self.ledger.enter_running(request)
+            if self.observe is not None:
+                self.observe(Admitted(request, start))
+
+    def _note_admission(self, request: EngineRequest, start: int, now: int) -> None:
+        if request.first_scheduled_ns is None:
+            request.first_scheduled_ns = now
+            request.cached_tokens = start if request.content.has_identity else None
+        elif request._state == "preempted":
+            request.resumed_tokens += start
+            request.recomputed_tokens += max(request.lost_tokens - start, 0)
+            request.lost_tokens = 0
+
+    def _progress(self, batch: Batch, result: StepResult, now: int) -> list[tuple[EngineRequest, State]]:
+        """Advance what was computed and emitted; returns who ended and how, in batch order."""
+        cohort = self.ledger.cohort
+        split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
+        decoded = batch.decodes + split if split else batch.decodes
+        if decoded:
+            self._advance(decoded, now)
+        ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
+        if result.tokens is None:
+            return self._ended_by_length(batch, ended)
+        return [
+            (request, state)
+            for request, emitted_K in zip(list(batch.requests()), result.tokens, strict=True)
+            if (state := self._ended(request, emitted_K)) is not None
+        ]
+
+    def _advance(self, decoded: list[EngineRequest], now: int) -> None:
+        cohort = self.ledger.cohort
+        if decoded is cohort.members or decoded == cohort.members:
+            self.note_gaps(now)
+            cohort.advance(now)
+            return
+        for request in decoded:
+            self.recorder.gap(now - cohort.stragglers.get(request, cohort.emitted_ns), 1)
+        cohort.advance_only(decoded, now)
+
+    def note_gaps(self, now: int) -> None:
+        """All of decoding emit a token at `now`: the time since each one's last."""
+        cohort, gap = self.ledger.cohort, self.recorder.gap
+        together = len(cohort.members) - len(cohort.stragglers)
+        if together:
+            gap(now - cohort.emitted_ns, together)
+        for emitted_ns in cohort.stragglers.values():
+            gap(now - emitted_ns, 1)
+
+    def _compute(self, prefill: Prefill, now: int) -> bool:
+        """A grant of a request that is not decoding: it computed `count` tokens, and emitted one if these were its
+        last.
+
+        Returns whether it reached its final length by that.
+        """
+        request = prefill.request
+        request._computed = prefill.start + prefill.tokens
+        self.ledger.publish(request)
+        if request._computed == request._tokens:
+            self._emit(request, now)
+            if request._tokens >= request.final_tokens:
+                return True
+        if request._tokens - request._computed == 1 and request._tokens > request._num_prompt_tokens:
+            self.ledger.enter_decoding(request)
+            if self.columns is not None:
+                self.columns.refresh(request)
+        return False
+
+    def _emit(self, request: EngineRequest, now: int) -> None:
+        request._tokens += 1
+        if request._first_token_ns is None:
+            request._first_token_ns = now
+        else:
+            self.recorder.gap(now - request.emitted_ns, 1)
+        request.emitted_ns = now
+
+    def _ended_by_length(self, batch: Batch, ended: list[EngineRequest]) -> list[tuple[EngineRequest, State]]:
+        """Without tokens only lengths end requests: those of `ended`, and whom the cohort knows to be done."""
+        finished = self.ledger.cohort.take_finished()
+        if ended or (len(finished) > 1 and batch.decodes is not self.ledger.cohort.members):
+            place = {request: i for i, request in enumerate(batch.requests())}
+            finished = sorted(finished + ended, key=place.__getitem__)
+        return [(request, ending(request, self.config)) for request in finished]
+
+    def _ended(self, request: EngineRequest, emitted_K: np.ndarray) -> State | None:
+        if request.num_tokens >= request.final_tokens:
+            return ending(request, self.config)
+        if request.recorded_output_tokens is None and self._stops(request, int(emitted_K[0])):
+            return "finished"
+        return None
+
+    def _stops(self, request: EngineRequest, token: int) -> bool:
+        sampling = request.sampling
+        if sampling is not None and token in sampling.stop_token_ids:
+            return True
+        return token in self.eos_token_ids and not (sampling is not None and sampling.ignore_eos)
+
+    def _drop_failed(self, batch: Batch, result: StepResult, now: int) -> tuple[Batch, StepResult]:
+        """End the requests that failed in this step; what the others computed stands."""
+        requests = list(batch.requests())
+        failed = {requests[i]: reason for i, reason in result.failed.items()}
+        at = batch.decodes_at - sum(prefill.request in failed for prefill in batch.prefills[: batch.decodes_at])
+        prefills = [prefill for prefill in batch.prefills if prefill.request not in failed]
+        decodes = [request for request in batch.decodes if request not in failed]
+        for request, reason in failed.items():
+            request.reason = reason
+            self.finish(request, "failed", now)
+        tokens = None if result.tokens is None else np.delete(result.tokens, list(result.failed), axis=0)
+        return Batch(prefills, decodes, at), StepResult(result.duration_ns, tokens)
