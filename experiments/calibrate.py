@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -18,12 +18,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.grid import GIB, Cell, Extent, Script, make_cells, swapped_bytes
-from schedlab.framework.clock import Clock
-from schedlab.framework.cost.fit import Point, Profile, fit_profile
+from schedlab.experiments.engines import EngineSetup, hardware_preset, model_preset
+from schedlab.experiments.grid import GIB, Cell, Extent, Script, make_cells, swapped_blocks
+from schedlab.framework.cost.coefficients import Coefficients
+from schedlab.framework.cost.fit import (
+    FOLDS,
+    FitError,
+    Point,
+    Profile,
+    check_points,
+    fit,
+    identity_of,
+    predict_ns,
+    repeat_difference,
+)
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import Roofline, Work
+from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.metrics import Measurement
@@ -34,15 +44,20 @@ from schedlab.framework.source import ListSource
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+TOLERATED, TOLERATED_REPEATS = 0.05, 1.5
+"""Held-out steps should be modelled within 5 % on average, or within so many times what repeats of one step differ."""
 MIN_PASSES = 2
-TOLERATED, TOLERATED_OF_REPEATS = 0.05, 1.5
-"""Held-out steps should be modelled within 5 %, or within so many times what repeats of one step differ by."""
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """The executor's names of dtypes, and the cost model's."""
+Say = Callable[[str], Any]
+"""What takes lines about how it goes."""
+
+
+# ---- measuring ----
 
 
 class Measured(NamedTuple):
-    """A step that was measured, and the place of its cell in the grid."""
+    """A step that was run, and the cell that it belongs to."""
 
     cell: int
     name: str
@@ -50,7 +65,7 @@ class Measured(NamedTuple):
 
 
 class LastStep(Recorder):
-    """Remembers what the last step was, and no more. `last`: tokens, decodes, prefills, context, copied blocks."""
+    """Remembers of a run what its last step was. `last`: tokens, decodes, prefills, context, copied blocks."""
 
     last: tuple[int, ...] = ()
 
@@ -63,40 +78,34 @@ class LastStep(Recorder):
 
 
 class Bench:
-    """An engine that runs a grid, pass after pass. The first pass, in which everything is warmed up, is not measured.
+    """An engine that runs cells, pass after pass; the first, in which everything warms up, is run at once and dropped.
 
     `pass_s`: wall seconds of the last pass.
     """
 
-    def __init__(self, setup: EngineSetup, extent: Extent, clock: str = "auto") -> None:
-        extent.check(setup.config)
-        self.cells = make_cells(extent, setup.config.block_size)
+    def __init__(self, setup: EngineSetup, cells: Sequence[Cell], clock: str = "auto") -> None:
+        self.cells = cells
         self._block_bytes = setup.executor.block_bytes(setup.config.block_size)
-        host = swapped_bytes(self.cells, self._block_bytes) / GIB
-        config = replace(setup.config, enable_prefix_caching=False, swap_space_gib=1.01 * host)
+        host = (swapped_blocks(cells) + 1) * self._block_bytes / GIB
+        config = replace(setup.config, enable_prefix_caching=False, swap_space_gib=host)
         self._script = Script()
-        self._recorder = LastStep(Measurement(config.max_num_seqs, config.num_blocks))
-        self._engine = Engine(
-            self._script, setup.executor, ListSource([]), config, setup.clock(clock), self._recorder
-        )
-        self._names = count()
-        self._passes = 0
-        self._works: list[Work] = []
-        self.pass_s = 0.0
+        self._seen = LastStep(Measurement(config.max_num_seqs, config.num_blocks))
+        source = ListSource([])
+        self._engine = Engine(self._script, setup.executor, source, config, setup.clock(clock), self._seen)
+        self._names, self._passes = count(), 0
         self.run()
 
     def run(self) -> list[Measured]:
-        """One pass over all cells, in an order of its own, so that a machine that drifts does not bend the fit."""
+        """One pass over all cells, in an order of its own, so that no drift of the machine falls on the same cells."""
         began = time.perf_counter()
         order = random.Random(self._passes).sample(range(len(self.cells)), len(self.cells))
         self._passes += 1
-        measured = [Measured(at, self.cells[at].name, point) for at in order for point in self._measure(self.cells[at])]
+        measured = [Measured(at, self.cells[at].name, point) for at in order for point in self._points(self.cells[at])]
         self.pass_s = time.perf_counter() - began
         return measured
 
-    def _measure(self, cell: Cell) -> Iterator[Point]:
-        engine = self._engine
-        requests = cell.requests(self._names)
+    def _points(self, cell: Cell) -> Iterator[Point]:
+        engine, requests = self._engine, cell.requests(self._names)
         self._script.follow(cell, requests)
         for request in requests:
             engine.submit(request)
@@ -105,7 +114,184 @@ class Bench:
             engine.step()
             now = engine.now_ns
             planned = (work.tokens, work.decodes, work.prefills, work.decode_keys + work.prefill_keys, copies)
-            assert planned == self._recorder.last, f"planned {planned}, ran {self._recorder.last}"
+            assert planned == self._seen.last, f"planned {planned}, ran {self._seen.last}"
             yield Point(replace(work, copied_bytes=copies * self._block_bytes), now - before)
             before = now
         assert not engine.num_unfinished, "a cell ends with its requests"
+
+
+def run_grid(
+    setup: EngineSetup, extent: Extent, *, passes: int, budget_s: float, clock: str = "auto", say: Say = print
+) -> list[Measured]:
+    """`passes` passes over the grid, fewer where more would take longer than `budget_s` seconds, but at least two."""
+    extent.check(setup.config)
+    bench = Bench(setup, make_cells(extent, setup.config.block_size), clock)
+    steps, left = sum(len(cell.moves) for cell in bench.cells), budget_s - bench.pass_s
+    say(f"{steps} steps in {len(bench.cells)} cells, {bench.pass_s:.1f} s a pass; the first one was for warming up")
+    measured: list[Measured] = []
+    for done in range(max(passes, MIN_PASSES)):
+        if done >= MIN_PASSES and left < bench.pass_s:
+            say(f"{done} of {passes} passes: another would exceed calibrate.budget_s={budget_s:g}")
+            break
+        measured += bench.run()
+        left -= bench.pass_s
+    return measured
+
+
+# ---- fitting ----
+
+
+def fitted(points: Sequence[Point]) -> Coefficients:
+    """Rates after the typical step, then all of them raised or lowered together to the sum of the measured durations.
+
+    A robust fit follows the median, but a run's clock adds up all steps, those that something disturbed included.
+    """
+    rates = fit(points)
+    level = sum(point.duration_ns for point in points) / predict_ns(rates, points).sum()
+    scaled = {f.name: getattr(rates, f.name) * level for f in fields(rates) if f.name.endswith("_ns")}
+    return replace(rates, **scaled)
+
+
+def held_out_errors(measured: Sequence[Measured]) -> np.ndarray:
+    """float64 [steps]: |modelled / measured - 1|, each step by a fit that has seen no step of that fifth of the cells."""
+    folds = np.array([step.cell % FOLDS for step in measured])
+    points = [step.point for step in measured]
+    errors = np.empty(len(points))
+    for fold in range(FOLDS):
+        seen = [point for point, f in zip(points, folds, strict=True) if f != fold]
+        held = [point for point, f in zip(points, folds, strict=True) if f == fold]
+        truth = np.array([point.duration_ns for point in held], dtype=float)
+        errors[folds == fold] = np.abs(predict_ns(fitted(seen), held) / truth - 1)
+    return errors
+
+
+def make_profile(
+    measured: Sequence[Measured], errors: np.ndarray, roofline: Roofline, hardware: Hardware, facts: dict[str, Any]
+) -> Profile:
+    """The profile of what was measured; `facts` on how and where become part of its identity."""
+    points = tuple(step.point for step in measured)
+    check_points(points)
+    repeats, works = repeat_difference(points), len({point.work for point in points})
+    error = FitError(float(errors.mean()), float(np.quantile(errors, 0.9)), repeats, len(points), works)
+    copies = any(point.work.copied_bytes for point in points)
+    identity = {**identity_of(roofline, hardware), "measured": facts}
+    return Profile(identity, fitted(points), copies, error, points)
+
+
+def tolerated(error: FitError) -> float:
+    """How large the held-out error may be."""
+    return max(TOLERATED, TOLERATED_REPEATS * (error.repeat_difference or 0.0))
+
+
+# ---- the command ----
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keys of `calibrate`."""
+
+    passes: int
+    budget_s: float
+    max_batch: int
+    max_context: int
+    max_prefill: int
+    max_cell_tokens: int
+    out: str | None
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.max_batch, self.max_context, self.max_prefill, self.max_cell_tokens)
+
+
+def calibrate_job(config: DictConfig) -> Path:
+    """Measure, fit, show, and write the profile; its path."""
+    from schedlab.experiments import compose
+    from schedlab.experiments.checks import check_arguments
+    from schedlab.experiments.run import short
+
+    keys = compose.resolve(config.calibrate)
+    check_arguments("calibrate", keys, Options)
+    options = Options(**keys)
+    setup = compose.build(config.engine, "engine")
+    roofline, hardware = modelled(config, setup, "calibrate")
+    extent = options.extent
+    print(f"{setup.name} by the {setup.clock_name(config.clock)} clock, to {described(extent)}")
+    measured = run_grid(setup, extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock)
+    errors = held_out_errors(measured)
+    profile = make_profile(measured, errors, roofline, hardware, facts(setup, config.clock, extent))
+    path = Path(options.out) if options.out else compose.output_directory() / "profile.json"
+    profile.save(path)
+    render(profile, measured, errors, roofline)
+    model = compose.choices(["model"]).get("model", "NAME")
+    print(f"in {short(path)}; schedlab run engine=virtual model={model} hardware={hardware.name} "
+          f"engine.weight_dtype={roofline.weight_dtype} profile={short(path)}")  # fmt: skip
+    return path
+
+
+def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roofline, Hardware]:
+    """What the cost model knows of the model and the machine that a real engine runs.
+
+    The CPU that runs is `hardware=cpu` unless another name was given on the command line.
+    """
+    from schedlab.experiments import compose
+
+    if setup.name not in ("cpu", "cuda"):
+        raise ConfigError(f"{command}: expected engine=cpu or engine=cuda, which run a model, found {setup.name}")
+    dtype = config.engine.dtype
+    if dtype not in DTYPES:
+        raise ConfigError(f"engine.dtype={dtype}: expected one of {', '.join(DTYPES)}, which the cost model knows")
+    named = "hardware" in compose.overrides() or any(key.startswith("hardware.") for key in compose.overrides())
+    hardware = compose.build(config.hardware, "hardware") if named or setup.name == "cuda" else hardware_preset("cpu")
+    shape, _ = model_preset(compose.resolve(config.model))
+    return Roofline(shape, DTYPES[dtype]), hardware
+
+
+def facts(setup: EngineSetup, clock: str, extent: Extent) -> dict[str, Any]:
+    """On what and how a profile was measured."""
+    from schedlab.experiments.manifest import hardware, versions
+
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "engine": setup.name,
+        "clock": setup.clock_name(clock),
+        "block_size": setup.config.block_size,
+        "extent": asdict(extent),
+        "machine": hardware(),
+        "versions": versions(),
+    }
+
+
+def described(extent: Extent) -> str:
+    return (
+        f"{extent.max_batch} sequences, contexts of {extent.max_context:,}, {extent.max_prefill:,} prompt tokens a step"
+    )
+
+
+def render(profile: Profile, measured: Sequence[Measured], errors: np.ndarray, roofline: Roofline) -> None:
+    """Print held-out errors by kind of step beside what repeats differ by, and what the machine reached."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, table = Console(highlight=False), Table("cells", box=None, pad_edge=False)
+    for heading in ("steps", "mean ms", "held-out error", "p90", "repeats differ"):
+        table.add_column(heading, justify="right")
+    names = np.array([step.name for step in measured])
+    for name in dict.fromkeys(sorted(names.tolist())):
+        table.add_row(name, *_row([step.point for step in measured if step.name == name], errors[names == name]))
+    table.add_row("all", *_row(profile.points, errors), style="bold")
+    console.print(table)
+    error = profile.error
+    verdict = "met" if error.held_out_mean <= tolerated(error) else "NOT met"
+    console.print(
+        f"mean held-out error {error.held_out_mean:.1%}; expected at most max({TOLERATED:.0%}, {TOLERATED_REPEATS:g} × "
+        f"the difference of repeats) = {tolerated(error):.1%}: {verdict}"
+    )
+    reached = (f"{name.replace('_', ' ')} {value:.3g}" for name, value in profile.achieved(roofline).items())
+    console.print(f"reached: {', '.join(reached)}", soft_wrap=True)
+
+
+def _row(points: Sequence[Point], errors: np.ndarray) -> list[str]:
+    mean_ms = float(np.mean([point.duration_ns for point in points])) / 1e6
+    differ = repeat_difference(points)
+    shares = (f"{errors.mean():.1%}", f"{np.quantile(errors, 0.9):.1%}", "–" if differ is None else f"{differ:.1%}")
+    return [f"{len(points):,}", f"{mean_ms:,.2f}", *shares]

@@ -51,6 +51,14 @@ def run(config: DictConfig) -> None:
     run_job(config)
 
 
+@takes_overrides
+def calibrate(config: DictConfig) -> None:
+    """Measure an engine's steps on this machine and fit their cost, for engine=virtual profile=FILE."""
+    from schedlab.experiments.calibrate import calibrate_job
+
+    calibrate_job(config)
+
+
 @app.command()
 def compare(directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")]) -> None:
     """Table of finished runs, from their files."""

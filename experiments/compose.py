@@ -18,6 +18,7 @@ from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.experimental.callback import Callback
@@ -65,7 +66,9 @@ def flags_first(words: Sequence[str], command: str) -> list[str]:
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
-    """The config that `overrides` give, without running anything."""
+    """The config that `overrides` give, without running anything; within a command, from that command's search path."""
+    if GlobalHydra.instance().is_initialized():
+        return hydra.compose("config", overrides=list(overrides))
     with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides))
 

@@ -18,6 +18,7 @@ from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import Executor
 from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.files import model_directory
 
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
@@ -34,12 +35,16 @@ MODEL_EXTRAS = ("path", "seed")
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """One engine's parts. `clocks` are those that can measure it, the first one by default."""
+    """One engine's parts. `clocks` are those that can measure it, the first one by default.
+
+    `path` is where the model's files are, its tokenizer among them; None for a model that has none.
+    """
 
     name: str
     executor: Executor
     config: EngineConfig
     clocks: tuple[str, ...]
+    path: str | None = None
 
     def clock_name(self, name: str = "auto") -> str:
         """What `clock=name` means here. ConfigError for a clock that cannot measure this engine."""
@@ -69,7 +74,7 @@ def cpu(
     shape, extras = model_preset(model)
     executor = model_executor(shape, extras, dtype=dtype, num_threads=num_threads, sampling_seed=sampling_seed)
     clocks = ("busy", "wall") if num_threads == 1 else ("wall",)
-    return EngineSetup("cpu", executor, scheduler(executor, shape, limits, kv_space_gib), clocks)
+    return EngineSetup("cpu", executor, scheduler(executor, shape, limits, kv_space_gib), clocks, extras.get("path"))
 
 
 def cuda(
@@ -87,7 +92,7 @@ def cuda(
         raise ConfigError("engine=cuda: torch finds no CUDA device; engine=cpu and engine=virtual need none")
     shape, extras = model_preset(model)
     executor = model_executor(shape, extras, dtype=dtype, device=device, sampling_seed=sampling_seed)
-    return EngineSetup("cuda", executor, scheduler(executor, shape, limits), ("wall",))
+    return EngineSetup("cuda", executor, scheduler(executor, shape, limits), ("wall",), extras.get("path"))
 
 
 def virtual(
@@ -104,7 +109,7 @@ def virtual(
     """Modelled durations of `model` on `hardware`; imports no torch."""
     from schedlab.framework.cost.model import CostExecutor
 
-    shape, _ = model_preset(model)
+    shape, extras = model_preset(model)
     executor = CostExecutor(
         shape,
         hardware_preset(hardware),
@@ -115,17 +120,17 @@ def virtual(
         profile=profile,
         **{key: limits[key] for key in ("max_num_batched_tokens", "max_num_seqs") if key in limits},
     )
-    return EngineSetup("virtual", executor, scheduler(executor, shape, limits), ("virtual",))
+    return EngineSetup("virtual", executor, scheduler(executor, shape, limits), ("virtual",), extras.get("path"))
 
 
 def stub(model: str | Mapping[str, Any] = "tiny", **limits: Any) -> EngineSetup:
     """A fake KV memory with the vocabulary and the length limit of `model`."""
     from schedlab.framework.stub import StubExecutor
 
-    shape, _ = model_preset(model)
+    shape, extras = model_preset(model)
     executor = StubExecutor(vocab_size=shape.vocab_size)
     room = {"num_blocks": limits.pop("num_blocks", None) or STUB_BLOCKS}
-    return EngineSetup("stub", executor, scheduler(executor, shape, limits | room), ("virtual",))
+    return EngineSetup("stub", executor, scheduler(executor, shape, limits | room), ("virtual",), extras.get("path"))
 
 
 # ---- parts ----
@@ -134,18 +139,22 @@ def stub(model: str | Mapping[str, Any] = "tiny", **limits: Any) -> EngineSetup:
 def model_executor(shape: ModelConfig, extras: Mapping[str, Any], **options: Any) -> Executor:
     from schedlab.framework.model.executor import ModelExecutor
 
-    return ModelExecutor(shape, path=extras.get("path"), seed=extras.get("seed", 0), **options)
+    path = None if extras.get("path") is None else model_directory(extras["path"])
+    return ModelExecutor(shape, path=path, seed=extras.get("seed", 0), **options)
 
 
 def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[str, Any]]:
-    """A preset's shape and what else it says. With `path`, the shape is that of the checkpoint's config.json."""
+    """A preset's shape and what else it says; a name with a slash is a model's directory, or a hub's name for one.
+
+    With `path`, the shape is that of the checkpoint's config.json.
+    """
     if isinstance(model, str):
         from schedlab.experiments.compose import preset
 
-        model = preset("model", model)
+        model = {"path": model} if "/" in model else preset("model", model)
     extras = {key: model[key] for key in MODEL_EXTRAS if key in model}
     if extras.get("path"):
-        return ModelConfig.from_hf(extras["path"]), extras
+        return ModelConfig.from_hf(model_directory(extras["path"])), extras
     return ModelConfig.from_mapping({key: value for key, value in model.items() if key not in MODEL_EXTRAS}), extras
 
 

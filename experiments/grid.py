@@ -34,7 +34,7 @@ class Extent:
     max_batch: int = 32
     max_context: int = 2048
     max_prefill: int = 1024
-    max_cell_tokens: int = 8192
+    max_cell_tokens: int = 4096
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_context", "max_prefill", "max_cell_tokens"):
@@ -175,9 +175,9 @@ def make_cells(extent: Extent, block_size: int) -> list[Cell]:
     ]  # fmt: skip
 
 
-def swapped_bytes(cells: Sequence[Cell], block_bytes: int) -> int:
-    """Host memory that the largest step of `cells` copies to."""
-    return max((copies for cell in cells for copies in cell.copies), default=0) * block_bytes
+def swapped_blocks(cells: Sequence[Cell]) -> int:
+    """Blocks that the largest step of `cells` copies."""
+    return max((copies for cell in cells for copies in cell.copies), default=0)
 
 
 def up_to(limit: int, factor: int, start: int = 1) -> list[int]:
@@ -225,8 +225,9 @@ class _Maker:
 
     def several_prompts(self) -> Iterator[Cell]:
         """Several whole prompts in one step."""
+        extent = self.extent
         for count, tokens in ((2, 16), (8, 16), (4, 64), (3, 200), (8, 100)):
-            if count * tokens <= min(self.extent.max_prefill, self.extent.max_context) and count <= self.extent.max_batch:
+            if count <= extent.max_batch and count * tokens <= min(extent.max_prefill, extent.max_context):
                 cell = self.cell("prefill")
                 cell.build_up(cell.add(*[tokens] * count), count * tokens)
                 yield cell

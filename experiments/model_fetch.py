@@ -18,7 +18,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from schedlab.framework.errors import ModelError
 from schedlab.framework.model.files import Packaged, cache_directory, packaged
@@ -75,12 +74,10 @@ def convert(gguf: Path, target: Path) -> None:
         import torch
         import transformers
 
-        transformers.logging.disable_progress_bar()
-        where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **where)
-        quantization = transformers.GgufConfig(dequantize=True)
+        folder, file, dense = gguf.parent, gguf.name, transformers.GgufConfig(dequantize=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            gguf.parent, dtype=torch.float32, quantization_config=quantization, **where
+            folder, gguf_file=file, dtype=torch.float32, quantization_config=dense
         )
         tokenizer.save_pretrained(target)
         if hasattr(model.config, "quantization_config"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -50,10 +50,13 @@ class Counted:
 
 
 class Logged(Counted):
-    """A source that also writes its requests into `directory`."""
+    """A source that also writes its requests into `directory`, and with `text` what their tokens say."""
 
-    def __init__(self, source: Source, total: int, directory: Path) -> None:
+    def __init__(
+        self, source: Source, total: int, directory: Path, text: Callable[[EngineRequest], str] | None = None
+    ) -> None:
         super().__init__(source, total)
+        self._text = text
         self._offered = WorkloadWriter(directory / WORKLOAD)
         self._outputs_path = directory / OUTPUTS
         self._outputs_path.unlink(missing_ok=True)
@@ -71,7 +74,7 @@ class Logged(Counted):
         if request.output_token_ids:
             if self._outputs is None:
                 self._outputs = gzip.open(self._outputs_path, "wt", encoding="utf-8", compresslevel=1)  # noqa: SIM115
-            self._outputs.write(output_line(request))
+            self._outputs.write(output_line(request, self._text))
         super().finished(request, now_ns)
 
     def _flush_sometimes(self) -> None:
@@ -88,8 +91,10 @@ class Logged(Counted):
             self._outputs.close()
 
 
-def output_line(request: EngineRequest) -> str:
+def output_line(request: EngineRequest, text: Callable[[EngineRequest], str] | None = None) -> str:
     row = {"request_id": request.request_id, "status": request.state, "token_ids": request.output_token_ids}
+    if text is not None:
+        row["text"] = text(request)
     return json.dumps(row, separators=(",", ":")) + "\n"
 
 

@@ -103,6 +103,7 @@ class Measurement:
     `slo` judges requests that bring no class of their own. Requests that arrive before `start_s` (warm-up) or from
     `stop_s` on (drain) are left out of the summary and counted as outside the window; so are steps that begin there and
     gaps that end there. The pool's `num_blocks` and the engine's `max_num_seqs` are the bases of the shares.
+    `at_client`: times are a client's, by configured stages or by its own clock.
     """
 
     max_num_seqs: int
@@ -110,6 +111,7 @@ class Measurement:
     slo: SLO | None = None
     start_s: float | None = None
     stop_s: float | None = None
+    at_client: bool = False
 
     @property
     def windowed(self) -> bool:

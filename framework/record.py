@@ -310,7 +310,7 @@ class Recorder:
         """How the summary was measured, for result.json."""
         window = {"start_s": self.measurement.start_s, "stop_s": self.measurement.stop_s, "requests_outside": outside}
         return {
-            "observed_at": observed_at(run.requests),
+            "observed_at": "client" if self.measurement.at_client else observed_at(run.requests),
             "window": window,
             "slo": [asdict(slo) for slo in run.slos],
             "max_num_seqs": run.max_num_seqs,

@@ -7,11 +7,13 @@ Times are integer nanoseconds on the engine's clock; properties ending in `_s` a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from schedlab.framework.content import NO_IDENTITY, Content
+from schedlab.framework.errors import ConfigError
 
 State = Literal[
     "waiting",
@@ -35,7 +37,10 @@ def to_ns(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn; the draw depends on (seed, request, position) alone, never on the batch."""
+    """How tokens are drawn; the draw depends on (seed, request, position) alone, never on the batch.
+
+    A temperature of 0 takes the likeliest token; `top_k=0` keeps all. `max_tokens=None` is the model's limit.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -45,6 +50,18 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        expected = {
+            "temperature": ("a finite number of at least 0", 0 <= self.temperature < math.inf),
+            "top_k": ("0 (all tokens) or more", self.top_k >= 0),
+            "top_p": ("a number above 0, at most 1", 0 < self.top_p <= 1),
+            "max_tokens": ("null or at least 1", self.max_tokens is None or self.max_tokens >= 1),
+            "stop": ("a list of texts that are not empty", type(self.stop) is not str and all(self.stop)),
+        }
+        for key, (wanted, holds) in expected.items():
+            if not holds:
+                raise ConfigError(f"sampling.{key}: expected {wanted}, found {getattr(self, key)!r}")
 
 
 @dataclass(frozen=True, slots=True)

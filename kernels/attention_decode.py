@@ -47,6 +47,11 @@ def _split_kernel(
     kv_head = tl.program_id(0)
     n = tl.program_id(1).to(tl.int64)
     context = tl.load(contexts_ptr + n).to(tl.int32)
+    start = _first_key(context, window, BLOCK_N)
+    first_split = start // SPLIT + tl.program_id(2)
+    last_split = tl.cdiv(context, SPLIT)
+    if first_split >= last_split:
+        return
     rows_M = tl.arange(0, BLOCK_M)
     d_D = tl.arange(0, BLOCK_D)
     heads_M = kv_head * GROUP + rows_M
@@ -59,9 +64,8 @@ def _split_kernel(
     table_ptr = tables_ptr + n * stride_table
     qk_scale = scale * scale_or_one(k_scale_ptr)
     positions_M = tl.full([BLOCK_M], 0, tl.int32) + (context - 1)
-    start = _first_key(context, window, BLOCK_N)
     rows_of_splits_M = (n * tl.num_programs(0) * GROUP + heads_M) * max_splits
-    for split in range(start // SPLIT + tl.program_id(2), tl.cdiv(context, SPLIT), tl.num_programs(2)):
+    for split in range(first_split, last_split, tl.num_programs(2)):
         first_key = tl.maximum(split * SPLIT, start)
         last_key = tl.minimum(split * SPLIT + SPLIT, context)
         acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

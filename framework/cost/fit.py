@@ -164,13 +164,14 @@ def fit_profile(points: Sequence[Point], roofline: Roofline, hardware: Hardware)
 
     ConfigError if the points do not contain what a profile must know: prefills and decodes, more works than rates.
     """
-    _check(points)
+    check_points(points)
     coefficients = fit(points)
     copies = any(point.work.copied_bytes for point in points)
     return Profile(identity_of(roofline, hardware), coefficients, copies, cross_validate(points), tuple(points))
 
 
-def _check(points: Sequence[Point]) -> None:
+def check_points(points: Sequence[Point]) -> None:
+    """ConfigError if the points do not contain what a profile must know: prefills and decodes, more works than rates."""
     works = {point.work for point in points}
     for name, what in (("prefill_pairs", "prefill"), ("decode_keys", "decode")):
         if not any(getattr(work, name) for work in works):

@@ -1,219 +1,23 @@
 """The prefix cache against a slow model of its contract, and how much of a shared prompt is reused to the token."""
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scripted import MS, Script, ScriptedExecutor, lab
-from slow_cache import SlowCache, SlowRequest
+import random
 
-from schedlab.framework import invariants
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import MS, Script, ScriptedExecutor, lab
+from shadowed_cache import ShadowedCache
+from slow_cache import SlowRequest
+
 from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
-from schedlab.framework.ledger import Ledger
 from schedlab.framework.request import EngineRequest
 
-some = st.integers(0, 999)
+SEEDS = st.integers(0, 2**32)
 
 
-class CacheMachine(RuleBasedStateMachine):
-    """Requests arrive, are admitted, grow, are thrown out and finish; the ledger and the model must agree throughout.
-
-    Within a step admissions, grants and preemptions add up until `commit`, as they do under a policy.
-    """
-
-    @initialize(size=st.sampled_from([1, 2, 3, 4]), width=st.sampled_from([1, 2, 3, 5, 8]), blocks=st.integers(8, 20))
-    def begin(self, size, width, blocks):
-        self.size, self.width = size, width
-        self.ledger = Ledger(blocks, size, 12, 5)
-        self.model = SlowCache(blocks)
-        self.pairs = []  # every request with its model, the living ones
-        self.granted = {}  # tokens given in this step
-        self.start = {}  # start of those admitted in this step
-        self.out = []  # victims of this step
-        self.known_hits, self.new, self.moved = {}, [], set()
-
-    # -- who is where ------------------------------------------------------------------------------------------------
-
-    def where(self, *states):
-        """Pairs in one of `states` that this step has not touched."""
-        return [p for p in self.pairs if p[0].state in states and p[0] not in self.granted and p[0] not in self.out]
-
-    def waiting(self):
-        return [p for p in self.pairs if p[0].state != "running" and p[0] not in self.start and p[0] not in self.out]
-
-    def running(self):
-        return [slow for req, slow in self.pairs if req.state == "running" or req in self.start]
-
-    def blocks_for(self, tokens):
-        return -(-tokens // self.size)
-
-    # -- rules -----------------------------------------------------------------------------------------------------------
-
-    @rule(prompt=st.integers(1, 24), shared=st.integers(0, 6), branch=st.integers(0, 2), kind=st.sampled_from("iiiius"))
-    def arrive(self, prompt, shared, branch, kind):
-        if len(self.pairs) >= 9:
-            return
-        name = f"r{self.ledger._arrivals}"
-        ids = tuple(i if i < shared else 100 * branch + 50 + i for i in range(-(-prompt // self.width)))
-        content = {"i": IdContent(ids, self.width), "u": UniqueContent(0), "s": SessionContent(f"s{branch}")}[kind]
-        request = EngineRequest(name, 0, prompt, content)
-        self.ledger.arrive(request)
-        self.pairs.append((request, SlowRequest(name, content, prompt, self.size)))
-        self.new.append(request)
-
-    @rule(which=some, want=st.integers(1, 12))
-    def admit(self, which, want):
-        waiting = self.where("waiting", "preempted", "swapped")
-        if not waiting or not self.ledger.free_slots:
-            return
-        request, slow = waiting[which % len(waiting)]
-        hit = self.model.hit(slow)
-        start = max(hit * self.size, slow.computed)
-        assert self.ledger.start_of(request) == start
-        tokens = min(want, slow.tokens - start)
-        need = self.model.need(slow, hit, self.blocks_for(start + tokens))
-        assert self.ledger.blocks_to_admit(request, tokens) == need
-        if need > self.model.num_free:
-            return
-        assert self.ledger.admit(request, tokens) == start
-        self.model.adopt(slow, hit)
-        self.model.allocate(slow, self.blocks_for(start + tokens) - hit)
-        self.granted[request], self.start[request] = tokens, start
-
-    @rule(which=some, want=st.integers(1, 12))
-    def grow(self, which, want):
-        running = self.where("running")
-        if not running:
-            return
-        request, slow = running[which % len(running)]
-        tokens = min(want, slow.tokens - slow.computed)
-        need = max(self.blocks_for(slow.computed + tokens) - slow.owned - slow.private, 0)
-        assert max(self.ledger.blocks_to_continue(request, tokens), 0) == need
-        if tokens and need <= self.model.num_free:
-            self.ledger.extend(request, tokens)
-            self.model.allocate(slow, need)
-            self.granted[request] = tokens
-
-    @rule(which=some, mode=st.sampled_from(["recompute", "swap"]))
-    def preempt(self, which, mode):
-        running = [p for p in self.pairs if p[0].state == "running"]
-        if not running:
-            return
-        request, slow = running[which % len(running)]
-        self.granted.pop(request, None)
-        swapped = self.ledger.preempt(request, mode) == "swap"
-        self.model.preempt(slow)
-        slow.computed = slow.computed if swapped else 0
-        self.out.append(request)
-
-    @rule(which=some)
-    def take_back(self, which):
-        if not self.start:
-            return
-        request = list(self.start)[which % len(self.start)]
-        del self.start[request], self.granted[request]
-        self.ledger.withdraw(request)
-        self.model.release(dict(self.pairs)[request])
-        self.out.append(request)  # it may not be granted again in this step
-        self.moved.add(request)
-
-    @rule()
-    def commit(self):
-        self.ledger.commit()
-        self.model.commit()
-        models = dict(self.pairs)
-        for request in self.out:
-            if request.state != "waiting" and request not in self.ledger.waiting:
-                self.ledger.enter_waiting(request)
-                self.new.append(request)
-        for request in self.start:
-            self.ledger.enter_running(request)
-        for request, tokens in self.granted.items():
-            slow = models[request]
-            slow.computed = request._computed = self.start.get(request, slow.computed) + tokens
-            self.ledger.publish(request)
-            if request.content.has_identity:
-                self.model.publish(slow, min(slow.computed, slow.prompt) // self.size)
-            if slow.computed == slow.tokens:
-                slow.tokens = request._tokens = slow.tokens + 1
-        self.granted, self.start, self.out = {}, {}, []
-
-    @rule(which=some)
-    def finish(self, which):
-        """Whoever runs may end at a boundary, with a session's output published."""
-        self.commit()
-        running = self.where("running")
-        if not running:
-            return
-        request, slow = running[which % len(running)]
-        if request.content.shares_output:
-            self.model.publish(slow, slow.computed // self.size)
-        self.model.release(slow)
-        self.leave(request)
-
-    @rule(which=some)
-    def withdraw(self, which):
-        self.commit()
-        waiting = self.where("waiting", "preempted", "swapped")
-        if waiting:
-            self.leave(waiting[which % len(waiting)][0])
-
-    def leave(self, request):
-        self.ledger.leave(request)
-        self.pairs = [p for p in self.pairs if p[0] is not request]
-        request._state = "finished"
-
-    @rule(which=some)
-    def look_up(self, which):
-        """Reading a hit is right at any time, and changes nothing."""
-        waiting = self.waiting()
-        if waiting:
-            request, slow = waiting[which % len(waiting)]
-            assert self.ledger.cache.hit_blocks(request) == self.model.hit(slow)
-            assert self.ledger.cache.pending_blocks(request) == self.model.pending(slow, self.running())
-
-    @rule()
-    def read_changes(self):
-        waiting = self.waiting()
-        hits = {request: self.model.hit(slow) for request, slow in waiting}
-        must = [r for r in hits if r in self.new or hits[r] != self.known_hits.get(r)]
-        got = self.ledger.cache.take_changed()
-        assert [r for r in got if r in must] == sorted(must, key=lambda r: r.order)
-        assert got == sorted(got, key=lambda r: r.order)
-        assert all(r in must or r in self.moved for r in got), "reported as changed, and was not"
-        self.known_hits, self.new, self.moved = hits, [r for r in self.new if r not in hits], set()
-
-    @precondition(lambda self: not (self.granted or self.start or self.out))
-    @rule(share=st.floats(0, 1))
-    def foresee(self, share):
-        count = round(share * self.model.num_free)
-        expected = self.model.disturbs(count, [slow for _, slow in self.waiting()])
-        assert self.ledger.cache.eviction_disturbs(count) == expected
-
-    @precondition(lambda self: not (self.granted or self.start or self.out))
-    @rule()
-    def audit(self):
-        invariants.audit(self.ledger)
-
-    # -- after every rule ---------------------------------------------------------------------------------------------
-
-    @invariant()
-    def same_blocks(self):
-        if not hasattr(self, "ledger"):
-            return
-        cache = self.ledger.cache
-        assert cache.num_free == self.model.num_free
-        assert sum(len(run.blocks) for run in cache.index.values()) == len(self.model.entries)
-        for request, slow in self.pairs:
-            cached = [slow.block(i) in self.model.entries for i in range(request.chain.num_blocks)]
-            assert cached == sorted(cached, reverse=True), "a cached block lacks its prefix"
-            assert cache.longest_hit(request.chain, request.chain.num_blocks) == sum(cached)
-            if self.known_hits.get(request) != self.model.hit(slow):
-                self.moved.add(request)
-
-
-TestAgainstTheModel = CacheMachine.TestCase
-TestAgainstTheModel.settings = settings(stateful_step_count=60)
+@given(SEEDS)
+def test_the_cache_does_what_the_slow_model_does(seed):
+    ShadowedCache(random.Random(seed)).drive(steps=250)
 
 
 # -- what is reused, to the token ---------------------------------------------------------------------------------------

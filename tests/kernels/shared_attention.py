@@ -194,8 +194,8 @@ def test_nothing_to_do(ops: Kernels, case: Case) -> None:
 
 @st.composite
 def ragged(draw: st.DrawFn) -> Case:
-    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    contexts = draw(st.lists(st.integers(0, 90), min_size=1, max_size=4))
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 4))
+    contexts = draw(st.lists(st.integers(0, 90), min_size=1, max_size=3))
     decode = draw(st.booleans())
     queries = None if decode else tuple(draw(st.integers(0, context)) for context in contexts)
     return Case(

@@ -165,7 +165,7 @@ def test_float8_write_divides_by_the_scale(ops: Kernels, as_tensor: bool) -> Non
     scales = {"k_scale": 0.02, "v_scale": 3.0}
     write.run(ops, **{name: torch.tensor(scale) if as_tensor else scale for name, scale in scales.items()})
     _, expected_k, expected_v = write.expected()
-    bound = 0.07 if ops.name == "triton" else 0.03
+    bound = 0.08 if ops.name == "triton" else 0.03
     assert written_error(write.k_cache.double() * 0.02, expected_k) <= bound
     assert written_error(write.v_cache.double() * 3.0, expected_v) <= bound
 

@@ -107,7 +107,7 @@ def test_decode_attention_and_a_prefill_of_one(case, window, with_lse):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_attention_in_every_dtype_over_several_query_tiles(dtype):
-    case = Case([(1, 90), (300, 300), (150, 400)], block_size=16, head_dim=16, dtype=dtype)
+    case = Case([(1, 90), (300, 300), (129, 400)], block_size=16, head_dim=16, dtype=dtype)
     for window in (None, 17, 200):
         ours = case.prefill(torch_backend, window=window)
         assert relative_error(ours, case.prefill(reference, window=window)) <= TOLERANCE[dtype]

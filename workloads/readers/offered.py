@@ -19,7 +19,7 @@ from schedlab.workloads.builder import Builder
 from schedlab.workloads.files import shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, json_batches
-from schedlab.workloads.source import visible_ns
+from schedlab.workloads.source import decode_sampling, visible_ns
 from schedlab.workloads.trace import BlockIds, Trace
 from schedlab.workloads.values import MAX_NS, integers
 
@@ -69,27 +69,43 @@ class Contents:
     def add(self, batch: Batch) -> dict[str, Any]:
         scopes: list[str | None] = []
         rows = np.full(len(batch), -1, dtype=np.int64)
-        for row, content in enumerate(batch.column("content")):
+        prompts = batch.counts("prompt_tokens").tolist()
+        for row, (content, prompt) in enumerate(zip(batch.column("content"), prompts, strict=True)):
             try:
-                rows[row] = self._one(content)
+                rows[row] = self._one(content, prompt)
                 scopes.append(content.get("scope") or None)
             except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
                 raise batch.fault(row, f"content is {shown(content)}: {error}") from None
         return {"scope": scopes, "content_row": rows}
 
-    def _one(self, content: dict[str, Any]) -> int:
+    def _one(self, content: dict[str, Any], prompt: int) -> int:
         """Takes in one content; the row number of an unshared prompt, else -1."""
-        self._ids.append(_int_list(content.get("ids", [])))
-        self._widths.append(_int_list(content.get("widths", [])))
-        self._tokens.append(_int_list(content.get("tokens", [])))
+        ids, widths, tokens = (_int_list(content.get(name, [])) for name in ("ids", "widths", "tokens"))
+        if prompt < 1 or (tokens and len(tokens) != prompt):
+            raise ValueError(f"{len(tokens)} tokens in a prompt of {prompt}")
+        if ids:
+            self._check_ids(ids, widths, content.get("width"), prompt)
+        self._ids.append(ids)
+        self._widths.append(widths)
+        self._tokens.append(tokens)
         self._grows.append(content.get("grows", False) is True)
         self._has_sessions |= "session" in content
-        self._width = int(content.get("width", self._width))
         if "seed" in content:
             self._seeds[int(content["seed"])] = None
         if len(self._seeds) > 1:
             raise ValueError(f"its seed differs from the rows above ({list(self._seeds)})")
         return int(content.get("row", -1))
+
+    def _check_ids(self, ids: list[int], widths: list[int], width: Any, prompt: int) -> None:
+        if widths:
+            if len(widths) != len(ids) or min(widths) < 1 or sum(widths) > prompt:
+                raise ValueError(f"widths do not divide a prompt of {prompt} tokens among {len(ids)} ids")
+            return
+        if type(width) is not int or width < 1 or self._width not in (0, width):
+            raise ValueError(f"width is {shown(width)}, expected the tokens of an id, in all rows the same")
+        if (len(ids) - 1) * width >= prompt:
+            raise ValueError(f"{len(ids)} ids of {width} tokens for a prompt of {prompt}")
+        self._width = width
 
     def onto(self, trace: Trace) -> Trace:
         widths = _ragged(self._widths, 0) if any(self._widths) else None
@@ -127,8 +143,17 @@ class Extras:
         if batch.has("slo"):
             out["slo"] = [self._slo(batch, row, value) for row, value in enumerate(batch.column("slo"))]
         if batch.has("sampling"):
-            out["sampling"] = [None if v is None else json.dumps(v) for v in batch.column("sampling")]
+            out["sampling"] = [self._sampling(batch, row, value) for row, value in enumerate(batch.column("sampling"))]
         return out
+
+    def _sampling(self, batch: Batch, row: int, value: Any) -> str | None:
+        try:
+            text = None if value is None else json.dumps(value)
+            if text is not None:
+                decode_sampling(text)
+            return text
+        except (TypeError, AttributeError) as error:
+            raise batch.fault(row, f"sampling is {shown(value)}: {error}") from None
 
     def _slo(self, batch: Batch, row: int, value: Any) -> str | None:
         if value is None:

@@ -1,0 +1,51 @@
+"""Random traces of every shape: ids or segments, sessions with and without think times, priorities, classes."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from schedlab.framework.request import SLO
+from schedlab.workloads.trace import BlockIds, Labels, Trace
+
+MS = 10**6
+
+
+def ragged(rows, width, widths=None):
+    offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
+    flat = np.array([v for r in rows for v in r], dtype=np.int64)
+    return BlockIds(offsets, flat, width, None if widths is None else np.array([v for r in widths for v in r], np.int64))
+
+
+@st.composite
+def traces(draw, max_rows=12, ids=True, sessions=True, extras=True):
+    n = draw(st.integers(1, max_rows))
+    numbers = lambda low, high: np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), dtype=np.int64)  # noqa: E731
+    arrival = np.sort(numbers(0, 50)) * MS
+    prompt = numbers(1, 70)
+    columns = {}
+    if ids and draw(st.booleans()):
+        width = draw(st.sampled_from([1, 4, 16]))
+        columns["ids"] = ragged([draw(st.lists(st.integers(0, 2), min_size=-(-p // width), max_size=-(-p // width)))
+                                 for p in prompt.tolist()], width)  # fmt: skip
+    if sessions and draw(st.booleans()):
+        codes = numbers(-1, 2)
+        columns |= {"session": Labels(codes, ("a", "b", "c"))}
+        turn, after, last = np.full(n, -1), np.full(n, -1), {}
+        for row, code in enumerate(codes.tolist()):
+            if code >= 0:
+                after[row], turn[row] = last.get(code, (-1, -1))
+                turn[row] += 1
+                last[code] = row, turn[row]
+        columns["turn"] = turn
+        tied = (after >= 0) & (numbers(0, 2) > 0)
+        if tied.any():
+            columns |= {"after": np.where(tied, after, -1), "think_ns": np.where(tied, numbers(0, 20) * MS, -1)}
+    if extras and draw(st.booleans()):
+        columns |= {
+            "priority": numbers(-2, 2),
+            "deadline_ns": np.where(numbers(0, 1) > 0, numbers(1, 9) * MS, -1),
+            "abort_ns": np.where(numbers(0, 1) > 0, numbers(1, 9) * MS, -1),
+            "client": Labels(numbers(-1, 1), ("x", "y")),
+            "slo": Labels(numbers(-1, 0), ("fast",)),
+            "slo_classes": {"fast": SLO("fast", ttft_s=0.5)},
+        }
+    return Trace("random", np.arange(n), arrival, prompt, numbers(1, 9), **columns)
