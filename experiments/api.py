@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,19 @@ from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.manifest import describe_run, write_manifest
 from schedlab.experiments.offered import Counted, Logged
 from schedlab.experiments.progress import Quiet
+from schedlab.experiments.text import StopStrings, answer_text
 from schedlab.framework.engine import Engine
+from schedlab.framework.errors import ConfigError
 from schedlab.framework.metrics import Measurement
+from schedlab.framework.model.tokenizer import Tokenizer
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO
+from schedlab.framework.stages import ClientView
 from schedlab.framework.tables import RunTables
 from schedlab.framework.writer import RunWriter
+from schedlab.workloads.source import decode_sampling
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Workload
 
@@ -36,8 +41,10 @@ RunResult = RunTables
 class Experiment:
     """Everything that decides what a run computes.
 
-    `start_s` and `stop_s` bound the measured window; `record` and `log_format` are those of RunWriter. `config`,
-    `labels` (what tables name the run by) and `overrides` (what was asked for) go into the manifest as they are.
+    `start_s` and `stop_s` bound the measured window; `observed_at` are a client's stages, None for the engine's view;
+    `record` and `log_format` are those of RunWriter; `store_text` keeps generated texts beside their token ids.
+    `config`, `labels` (what tables name the run by) and `overrides` (what was asked for) go into the manifest as they
+    are.
     """
 
     policy: Policy
@@ -49,8 +56,10 @@ class Experiment:
     clock: str = "auto"
     start_s: float | None = None
     stop_s: float | None = None
+    observed_at: ClientView | None = None
     record: str = "full"
     log_format: str = "jsonl"
+    store_text: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +84,14 @@ class Experiment:
             engine = Engine(
                 self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
             )
-            engine.run(lambda e: shown.update(source, e.now_ns, len(e.ledger.waiting), len(e.ledger.running)))
+            stop_strings = self._stop_strings()
+
+            def on_step(engine: Engine) -> None:
+                if stop_strings is not None:
+                    stop_strings(engine)
+                shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
+
+            engine.run(on_step)
             return recorder.close(backlog_end=engine.num_unfinished, counters=trace.provenance.counts)
 
     @cached_property
@@ -85,10 +101,30 @@ class Experiment:
     @property
     def measurement(self) -> Measurement:
         config = self.engine.config
-        return Measurement(config.max_num_seqs, config.num_blocks, self.slo, self.start_s, self.stop_s)
+        at_client = self.observed_at is not None
+        return Measurement(config.max_num_seqs, config.num_blocks, self.slo, self.start_s, self.stop_s, at_client)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's. ConfigError if it has none."""
+        if self.engine.path is None:
+            raise ConfigError("text: expected a model with a tokenizer (model.path=… or model=smollm2), found none")
+        return Tokenizer(self.engine.path, self.engine.executor.vocab_size)
+
+    def _stop_strings(self) -> StopStrings | None:
+        """What ends live requests by their text, where any asks for it and tokens are made."""
+        sampling = self.trace.sampling
+        if sampling is None or not self.engine.executor.needs_inputs or (self.trace.output_tokens >= 0).all():
+            return None
+        return StopStrings(self.tokenizer) if any(decode_sampling(text).stop for text in sampling.names) else None
 
     def _source(self, out: Path | None) -> Counted:
         executor, trace = self.engine.executor, self.trace
+        if getattr(self.workload, "measures", False) and self.engine.clock_name(self.clock) == "virtual":
+            raise ConfigError(
+                f"workload {self.workload.name}: expected a clock that measures, as the tokenizer's time is measured; "
+                "found clock=virtual (with workload.measure_tokenizer=false, observed_at.preparation applies)"
+            )
         source = self.workload.source(
             self.engine.config.max_model_len,
             self.slo,
@@ -96,7 +132,12 @@ class Experiment:
             vocab_size=executor.vocab_size if executor.needs_inputs else None,
             trace=trace,
         )
-        return Logged(source, len(trace), out) if out else Counted(source, len(trace))
+        if self.observed_at is not None:
+            source = self.observed_at.around(source, self.seed)
+        if out is None:
+            return Counted(source, len(trace))
+        text = partial(answer_text, self.tokenizer) if self.store_text else None
+        return Logged(source, len(trace), out, text)
 
     def _writer(self, out: Path) -> RunWriter:
         manifest = self.manifest()

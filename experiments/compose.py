@@ -34,7 +34,9 @@ USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException)
 """What a user can cause: one line and exit 2. Anything else is our fault or a policy's, and shows its traceback."""
 
 
-def run_with_overrides(task: Callable[[DictConfig], Any], words: Sequence[str], command: str) -> None:
+def run_with_overrides(
+    task: Callable[[DictConfig], Any], words: Sequence[str], command: str, config_name: str = "config"
+) -> None:
     """Run `task` on the config that `words` compose (`key=value`, `-m`, `--cfg job`, `--info`, `--help`, …)."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hands the exception to us instead of printing it
     sys.argv = [f"schedlab {command}", *flags_first(words, command)]
@@ -48,7 +50,7 @@ def run_with_overrides(task: Callable[[DictConfig], Any], words: Sequence[str], 
             failures.append(error)
 
     try:
-        hydra.main(config_path=f"pkg://{CONFIG_MODULE}", config_name="config", version_base="1.3")(job)()
+        hydra.main(config_path=f"pkg://{CONFIG_MODULE}", config_name=config_name, version_base="1.3")(job)()
         for error in failures:
             raise error
     except USER_ERRORS as error:

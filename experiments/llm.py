@@ -13,7 +13,7 @@ from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from schedlab.experiments import engines
 from schedlab.experiments.api import RunResult
@@ -59,7 +59,8 @@ class Generation:
 class Piece:
     """News of the prompt `index`: tokens, the text that they made certain, and when the consumer had them.
 
-    `time_s` is seconds on the engine's clock. The last piece of a prompt carries its `finish_reason`.
+    `time_s` is seconds on the engine's clock. The last piece of a prompt has a `finish_reason` and a `stop_reason`, as
+    in `Generation`.
     """
 
     index: int
@@ -68,6 +69,7 @@ class Piece:
     token_ids: tuple[int, ...]
     time_s: float
     finish_reason: str | None
+    stop_reason: str | int | None
 
 
 class LLM:
@@ -165,17 +167,20 @@ class LLM:
         return Answer(index, request, prompt if isinstance(prompt, str) else None, stream)
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
-        if not isinstance(prompt, str) and not any(isinstance(part, Mapping) for part in prompt):
-            token_ids = [int(token) for token in prompt]  # type: ignore[call-overload]
-            vocab_size = self._setup.executor.vocab_size
-            if wrong := [token for token in token_ids if not 0 <= token < vocab_size]:
-                raise ConfigError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {wrong[0]}")
-            return token_ids
+        if not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], Mapping)):
+            return self._checked([int(token) for token in cast(Sequence[int], prompt)])
         if self.tokenizer is None:
-            raise ConfigError("prompt: expected token ids, since this model has no tokenizer; found text")
-        if isinstance(prompt, str):
-            return self.tokenizer.encode_chat([{"role": "user", "content": prompt}]) if chat else self.tokenizer.encode(prompt)
-        return self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+            raise ConfigError(
+                "prompt: expected token ids, as this model has no tokenizer (model=smollm2 has); found text"
+            )
+        return self.tokenizer.encode(cast(str | Messages, prompt), chat)
+
+    def _checked(self, token_ids: list[int]) -> list[int]:
+        vocab_size = self._setup.executor.vocab_size
+        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise ConfigError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {wrong}")
+        return token_ids
 
     # ---- running ----
 
@@ -304,7 +309,10 @@ class Answer:
             self.finish_reason, self.stop_reason = self._ending(engine)
         now_ns = engine.now_ns
         self.stamps_ns += [now_ns] * len(token_ids)
-        return Piece(self.index, self.request.request_id, text, tuple(token_ids), now_ns / NS, self.finish_reason)
+        return Piece(
+            self.index, self.request.request_id, text, tuple(token_ids), now_ns / NS,
+            self.finish_reason, self.stop_reason,
+        )  # fmt: skip
 
     def _read(self, token_ids: Sequence[int]) -> str | None:
         if self.stream is None:

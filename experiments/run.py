@@ -32,7 +32,7 @@ from schedlab.framework.reader import read_run
 from schedlab.framework.tables import RunTables
 from schedlab.framework.writer import RunWriter
 
-GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo")
+GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Settings:
     plots: bool
     record: str
     log_format: str
+    store_text: bool
 
 
 def run_job(config: DictConfig) -> None:
@@ -104,6 +105,8 @@ def experiment_of(config: DictConfig, settings: Settings) -> Experiment:
         predictor=compose.build_optional(config.predictor, "predictor"),
         clock=settings.clock,
         **resolved["measure"],
+        observed_at=compose.build_optional(config.observed_at, "observed_at"),
+        store_text=settings.store_text,
         record=settings.record,
         log_format=settings.log_format,
         config=resolved,

@@ -99,7 +99,10 @@ class WallClock:
 
 
 class RecordedClock:
-    """Replays the logged `now` of every iteration's start, so that a measured run can be re-decided exactly."""
+    """Replays the logged `now` of every iteration's start, so that a measured run can be re-decided exactly.
+
+    After the last of them, when there is nothing to decide any more, time passes by idling alone.
+    """
 
     measures = True
 
@@ -108,12 +111,14 @@ class RecordedClock:
         self._now = 0
         self._next()
 
-    def _next(self) -> None:
+    def _next(self) -> bool:
         following = next(self._boundaries, None)
-        if following is not None:
-            if following < self._now:
-                raise ConfigError(f"recorded clock: time runs backwards from {self._now} to {following} ns")
-            self._now = following
+        if following is None:
+            return False
+        if following < self._now:
+            raise ConfigError(f"recorded clock: time runs backwards from {self._now} to {following} ns")
+        self._now = following
+        return True
 
     def now(self) -> int:
         return self._now
@@ -125,4 +130,5 @@ class RecordedClock:
         self._next()
 
     def idle_until(self, t_ns: int) -> None:
-        self._next()
+        if not self._next():
+            self._now = max(self._now, t_ns)

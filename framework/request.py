@@ -57,7 +57,7 @@ class SamplingParams:
             "top_k": ("0 (all tokens) or more", self.top_k >= 0),
             "top_p": ("a number above 0, at most 1", 0 < self.top_p <= 1),
             "max_tokens": ("null or at least 1", self.max_tokens is None or self.max_tokens >= 1),
-            "stop": ("a list of texts that are not empty", type(self.stop) is not str and all(self.stop)),
+            "stop": ("a tuple of texts, none of them empty", isinstance(self.stop, tuple) and all(self.stop)),
         }
         for key, (wanted, holds) in expected.items():
             if not holds:

@@ -22,7 +22,7 @@ GATHERED_KEYS = 2048
 class PagedSequence(NamedTuple):
     """Rows `start..stop` of the queries, which see keys from position `first_key` to `context`."""
 
-    index: int
+    number: int
     start: int
     stop: int
     first_key: int
@@ -65,7 +65,7 @@ class Gathered:
     """
 
     def __init__(self, group: list[PagedSequence], block_tables_NB: Tensor, block_size: int) -> None:
-        tables_GB = block_tables_NB[group[0].index : group[-1].index + 1]
+        tables_GB = block_tables_NB[group[0].number : group[-1].number + 1]
         firsts = [s.first_key // block_size for s in group]
         stops = [-(-s.context // block_size) for s in group]
         columns_B = torch.arange(tables_GB.shape[1])

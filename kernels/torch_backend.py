@@ -145,13 +145,13 @@ def decode_attention(
         attended = [
             F.scaled_dot_product_attention(q, k[None], v[None], scale=scale)
             for q, k, v in zip(
-                q_N1KGD[group[0].index : group[-1].index + 1],
+                q_N1KGD[group[0].number : group[-1].number + 1],
                 keys.of(k_cache, q_NHD.dtype, k_scale),
                 keys.of(v_cache, q_NHD.dtype, v_scale),
                 strict=True,
             )
         ]
-        result[group[0].index : group[-1].index + 1] = torch.cat(attended).flatten(1, 2)
+        result[group[0].number : group[-1].number + 1] = torch.cat(attended).flatten(1, 2)
     return result
 
 

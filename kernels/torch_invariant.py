@@ -70,8 +70,7 @@ def prefill_attention(
     wide = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
     result = torch.empty_like(q_THD) if out is None else out
     lse_TH = q_THD.new_empty(q_THD.shape[:2], dtype=wide)
-    num_kv_heads = k_cache.shape[2]
-    q_TGHD, out_TGHD, lse_TGH = (x.unflatten(1, (num_kv_heads, -1)).transpose(1, 2) for x in (q_THD, result, lse_TH))
+    q_TGHD, out_TGHD, lse_TGH = (_by_kv_head(x, k_cache.shape[2]) for x in (q_THD, result, lse_TH))
     lengths = query_starts_N1.tolist(), context_lens_N.tolist()
     for tiles in _chunks(_row_tiles(*lengths, q_TGHD.shape[1], window)):
         work = _Work(tiles, context_lens_N, block_tables_NB, k_cache.shape[1])
@@ -222,9 +221,14 @@ def _attend(
     return out_WHRD, (peaks_WHR1 + sums_WHR1.log()).squeeze(-1)
 
 
+def _by_kv_head(x_TH: Tensor, num_kv_heads: int) -> Tensor:
+    """A view [T, G, H, ...] of [T, query heads, ...]."""
+    return x_TH.view(len(x_TH), num_kv_heads, x_TH.shape[1] // num_kv_heads, *x_TH.shape[2:]).transpose(1, 2)
+
+
 def _by_tiles(function: Callable[[Tensor], Tensor], x_T: Tensor) -> Tensor:
     """`function` of ROW_TILE rows at a time, the last tile filled up with zeros."""
     num_rows = len(x_T)
     padding = x_T.new_zeros(-num_rows % ROW_TILE, *x_T.shape[1:])
-    tiles = torch.cat([x_T, padding]).split(ROW_TILE)
+    tiles = torch.split(torch.cat([x_T, padding]), ROW_TILE)
     return torch.cat([function(tile) for tile in tiles])[:num_rows]

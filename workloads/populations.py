@@ -71,7 +71,7 @@ class Synthetic(Offered):
     def __post_init__(self) -> None:
         if self.num_requests is None and self.duration_s is None:
             raise ConfigError(f"workload {self.name} needs num_requests or duration_s, or it never ends")
-        if (self.num_requests or 1) < 1:
+        if self.num_requests is not None and self.num_requests < 1:
             raise ConfigError(f"workload {self.name}: num_requests={self.num_requests}, expected at least 1")
         if bool(self.clients) == (self.arrivals is not None and self.lengths is not None):
             raise ConfigError(f"workload {self.name} needs either arrivals and lengths, or clients")

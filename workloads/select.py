@@ -112,7 +112,7 @@ def _check_left(trace: Trace, left: np.ndarray, limit: int, other: str) -> None:
     gone = np.flatnonzero(left < 1)
     if len(gone):
         row = trace.source_row[gone[0]]
-        raise TraceError(f"{trace.name}: row {row} has an {other} that alone fills max_length={limit}; drop such rows")
+        raise TraceError(f"{trace.name}: the {other} of row {row} alone fills max_length={limit}; drop such rows")
 
 
 def _clip_ids(ids: BlockIds | None, prompt_tokens: np.ndarray) -> BlockIds | None:

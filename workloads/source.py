@@ -69,7 +69,7 @@ class Rows:
         self._trace, self._terms = trace, terms
         self._classes = {**trace.slo_classes, **(terms.slo_classes or {})}
         self._at = {n: _getter(column, eager) for n, column in trace.columns() if not isinstance(column, BlockIds)}
-        self._plain = trace.ids is None and self._at.keys() == PLAIN
+        self._plain = {name for name, _ in trace.columns()} == PLAIN
 
     def request(self, row: int, arrival_ns: int, past: EngineRequest | None = None) -> TraceRequest:
         """The request of a row, arriving at `arrival_ns`; `past` is the turn it follows, where it is tied to one."""

@@ -27,6 +27,7 @@ class Coefficients:
     idle_ns      a step that only copies or does nothing
     step_ns      a step that computes, whatever its size; request_ns: each request in it
     prefill_ns   each prefill grant, over and above a request
+    prefill_step_ns, decode_step_ns   a step that prefills, that decodes: its attention is a kernel of its own
     weights_ns, linear_ns, linear_ridge      projections: floor, per token beyond `linear_ridge` tokens
     token_ns     each token's other traffic
     head_ns, logits_ns, logits_ridge         logits if any row is due: floor, per row beyond `logits_ridge` rows
@@ -40,6 +41,8 @@ class Coefficients:
     step_ns: float = 0.0
     request_ns: float = 0.0
     prefill_ns: float = 0.0
+    prefill_step_ns: float = 0.0
+    decode_step_ns: float = 0.0
     weights_ns: float = 0.0
     linear_ns: float = 0.0
     linear_ridge: float = 0.0
@@ -90,7 +93,11 @@ class Coefficients:
         compute = memory = 0.0
         overhead = self.idle_ns
         if tokens:
-            overhead = self.step_ns + self.request_ns * (decodes + prefills) + self.prefill_ns * prefills
+            overhead = self.step_ns + self.request_ns * (decodes + prefills)
+            if prefills:
+                overhead += self.prefill_step_ns + self.prefill_ns * prefills
+            if decodes:
+                overhead += self.decode_step_ns
             memory = self.token_ns * tokens + self.row_ns * rows
             if tokens > self.linear_ridge:
                 compute = self.weights_ns + self.linear_ns * (tokens - self.linear_ridge)

@@ -82,5 +82,5 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"model.path={name}: no such directory, and no hub gave a model of that name: {reason}") from None
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"model.path={name}: no such directory, and no hub gave that model: {reason}") from None

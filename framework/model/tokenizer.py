@@ -15,6 +15,8 @@ from schedlab.framework.model.files import model_directory
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation: mappings with `role` and `content`."""
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""One of these makes a directory's tokenizer."""
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are not yet a whole character decode to."""
 
@@ -32,13 +34,16 @@ class Tokenizer:
                 f"{vocab_size}, found {highest}"
             )
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with those that the tokenizer puts around a text."""
-        ids: list[int] = self._tokenizer.encode(text)
+    def encode(self, prompt: str | Messages, chat: bool = False) -> list[int]:
+        """Token ids of a text as it is, or as a user's message if `chat`; of a conversation, ready for the answer."""
+        if not isinstance(prompt, str):
+            return self._encode_chat(prompt)
+        if chat:
+            return self._encode_chat([{"role": "user", "content": prompt}])
+        ids: list[int] = self._tokenizer.encode(prompt)
         return ids
 
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation in the model's chat template, ready for the answer."""
+    def _encode_chat(self, messages: Messages) -> list[int]:
         if not getattr(self._tokenizer, "chat_template", None):
             raise ModelError(f"{self.directory}: the tokenizer has no chat template; give the prompt as plain text")
         try:
@@ -56,7 +61,7 @@ class Tokenizer:
 
 
 def _load(directory: Path) -> Any:
-    if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
+    if not any((directory / name).exists() for name in FILES):
         raise ModelError(f"{directory}: expected a tokenizer (tokenizer.json or tokenizer.model), found none")
     from transformers import AutoTokenizer
 
@@ -123,4 +128,3 @@ class TextStream:
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         sizes = range(min(longest, len(text)), 0, -1)
         return next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
-

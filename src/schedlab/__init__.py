@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from schedlab.experiments import engines
     from schedlab.experiments.api import RunResult, run
+    from schedlab.experiments.llm import LLM
     from schedlab.framework.policy import Policy
     from schedlab.framework.request import SLO, SamplingParams
     from schedlab.framework.step import Step
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "run": "schedlab.experiments.api",
     "RunResult": "schedlab.experiments.api",
+    "LLM": "schedlab.experiments.llm",
     "Policy": "schedlab.framework.policy",
     "Step": "schedlab.framework.step",
     "SLO": "schedlab.framework.request",
     "SamplingParams": "schedlab.framework.request",
 }
 _MODULES = {"engines": "schedlab.experiments.engines"}
-__all__ = ["SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "engines", "run"]
+__all__ = ["LLM", "SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "engines", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,13 +26,18 @@ class SlowRequest:
     computed: int = 0
     owned: int = 0
     private: int = 0
-    on_host: int = 0
+    names: list[Block] = field(default_factory=list)
 
     def __post_init__(self):
         self.tokens = self.prompt
 
     def block(self, i: int) -> Block:
         """Name of block i, equal for equal content after equal content: (group, place within the group)."""
+        while i >= len(self.names):
+            self.names.append(self._name(len(self.names)))
+        return self.names[i]
+
+    def _name(self, i: int) -> Block:
         content = self.content
         if isinstance(content, SessionContent):
             return ("session", content.session, i), 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 ROWS = 6
 VOCAB = 500
-SEVERAL = 12
+SEVERAL = 5
 """Rows with seeds of their own, enough for each of two or three likely candidates to be drawn."""
 
 

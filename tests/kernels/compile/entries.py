@@ -1,21 +1,23 @@
-"""Every kernel compiles for sm_80, sm_90 and gfx942, to code that has what makes it fast.
+"""What is compiled, and what the code of each kernel has to show.
 
 Necessary, not sufficient, for speed: no spills, tensor cores, wide asynchronous copies, more than one step of keys in
 flight. That wrappers run on tensors without data also shows that they never look at a value on the device.
 """
 
 import re
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import launches
-import pytest
 import torch
-from harness import compiling_for, cuda_facts, specialisations
+from harness import CodeFacts, compiling_for, cuda_facts
 from launches import FP8, attention
 from schedlab.kernels import configs
 
 SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
 REGISTERS_MAY_DIFFER_BY = 0.15
+ATTENTION = ("prefill_kernel", "split_kernel")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 TABLE = {
@@ -48,31 +50,27 @@ ENTRIES = {
 }
 
 
-def entries(*targets):
-    return [pytest.param(target, name, id=f"{target} {name}") for target in targets for name in ENTRIES[target]]
-
-
-@pytest.mark.parametrize(("target", "name"), entries("sm_80", "sm_90"))
-def test_cuda_code(target, name, recorded_facts, record_property):
+def check_cuda(target: str, name: str, recorded: dict[str, dict[str, int]], record: Callable[[str, Any], None]) -> None:
+    """Compile one entry; `recorded` are the facts of an earlier compilation by the same version of Triton."""
     with compiling_for(target) as compiled:
         ENTRIES[target][name]()
     assert compiled
     for kernel_name, kernel in compiled:
         facts = cuda_facts(kernel)
         label = f"{target} {name}: {kernel_name.removesuffix('_kernel')}"
-        record_property("facts", (label, facts.row()))
+        record("facts", (label, facts.row()))
         assert facts.stack == 0 and facts.local == 0, f"{label} spills registers: {facts}"
         assert facts.shared <= SHARED_MEMORY[target], f"{label}: {facts}"
         assert facts.loads_16_bit == 0, f"{label} lost vector loads: {facts}"
-        if kernel_name in ("prefill_kernel", "split_kernel"):
+        if kernel_name in ATTENTION:
             check_attention(target, label, facts, kernel, wide=" fp32" in name)
-        if label in recorded_facts:
-            expected = recorded_facts[label]["registers"]
+        if label in recorded:
+            expected = recorded[label]["registers"]
             assert abs(facts.registers - expected) <= REGISTERS_MAY_DIFFER_BY * expected, f"{label}: {facts}"
 
 
-def check_attention(target, label, facts, kernel, wide):
-    """Wide types are for exactness: they need tensor cores and copies, not warp groups or depth."""
+def check_attention(target: str, label: str, facts: CodeFacts, kernel: Any, wide: bool) -> None:
+    """float32 is for exactness: it needs tensor cores and copies, not warp groups or depth."""
     warp_groups = target == "sm_90" and kernel.name.startswith("_prefill") and not wide
     assert (facts.hgmma > 0) == warp_groups, f"{label}: {facts}"
     assert (facts.hmma > 0) != warp_groups, f"{label}: {facts}"
@@ -80,34 +78,3 @@ def check_attention(target, label, facts, kernel, wide):
     if not wide:
         in_flight = [int(number) for number in re.findall(r"ttg\.async_wait.*\{num = (\d+)", kernel.asm["ttgir"])]
         assert max(in_flight) > 0, f"{label}: no keys are in flight while others are computed"
-
-
-@pytest.mark.parametrize(("target", "name"), entries("gfx942"))
-def test_hip_code(target, name):
-    with compiling_for(target) as compiled:
-        ENTRIES[target][name]()
-    for kernel_name, kernel in compiled:
-        assert kernel.asm["hsaco"]
-        if kernel_name in ("prefill_kernel", "split_kernel"):
-            assert "v_mfma_" in kernel.asm["amdgcn"]
-
-
-def test_one_compilation_serves_every_batch():
-    """Neither the number of sequences or tokens nor the width of the tables is compiled in."""
-    with specialisations() as found:
-        for batch in range(1, 65):
-            attention("decode", sequences=batch, columns=3 * batch)
-            attention("prefill", sequences=batch, columns=5 * batch, tokens=7 * batch)
-            for launch in (launches.norm, launches.head_norm, launches.activation, launches.rope, launches.sampling):
-                launch(batch)
-    counts = {name: len(keys) for name, keys in found.items()}
-    assert counts.pop("rms_norm_kernel") == 2, "with a residual, and of heads"
-    assert set(counts.values()) == {1}, counts
-
-
-def test_window_length_is_not_compiled_in():
-    with specialisations() as found:
-        for window in (1, 16, 100, 4096):
-            attention("decode", window=window)
-            attention("prefill", window=window)
-    assert {name: len(keys) for name, keys in found.items()} == dict.fromkeys(found, 1)

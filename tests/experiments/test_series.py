@@ -1,0 +1,121 @@
+"""Curves against figures that are computed another way."""
+
+from __future__ import annotations
+
+import made_up
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedlab.experiments import plots, series
+from schedlab.experiments.pressure import pressure
+from schedlab.framework.request import NS
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    return made_up.run(tmp_path_factory.mktemp("run"), requests=30)
+
+
+@pytest.mark.parametrize("name", ["ttft", "tpot", "e2e", "queue"])
+def test_distributions_are_those_of_the_summary(tables, name):
+    values = series.latencies(tables.requests)[name]
+    assert np.percentile(values, 99) == pytest.approx(tables.summary[f"{name}/p99"])
+    assert values.mean() == pytest.approx(tables.summary[f"{name}/mean"])
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=300), st.integers(2, 50))
+def test_a_cumulative_share_is_the_share_at_most_as_large(values, points):
+    value, share = series.cumulative(np.array(values), points)
+    assert len(value) <= points and share[-1] == 1
+    for v, s in zip(value, share, strict=True):
+        below = np.mean(np.array(values) < v)
+        assert below < s <= np.mean(np.array(values) <= v) + 1e-12
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50), st.floats(0, 9)), min_size=1, max_size=20),
+    st.integers(1, 13),
+)
+def test_bin_means_integrate_a_signal(rows, bins):
+    """Against a sum over every tick of time."""
+    pauses, lasting, values = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    start = np.cumsum(pauses) + np.append(0, np.cumsum(lasting)[:-1])
+    stop = start[-1] + lasting[-1]
+    signal = np.zeros(int(stop))
+    for begin, length, value in zip(start.astype(int), lasting.astype(int), values, strict=True):
+        signal[begin : begin + length] = value
+    edges = np.linspace(0, stop, bins + 1)
+    integral = np.interp(edges, np.arange(stop + 1), np.append(0, np.cumsum(signal)))
+    assert series.bin_means(start, lasting, values, edges) == pytest.approx(
+        np.diff(integral) / np.diff(edges), abs=1e-9
+    )
+
+
+def test_rates_add_up_to_the_tokens(tables):
+    curves = series.over_time(tables, 17)
+    width = np.diff(curves["engine/time_s"]).mean()
+    assert curves["sched/prefill_tokens_per_s"].sum() * width == pytest.approx(tables.steps["prefill_tokens"].sum())
+    assert curves["sched/decode_tokens_per_s"].sum() * width == pytest.approx(tables.steps["decode_tokens"].sum())
+
+
+def test_an_empty_run_has_no_curves(tmp_path):
+    assert series.over_time(made_up.run(tmp_path, requests=0), 10) == {}
+
+
+class Steps:
+    """Decode steps at the given times of 10 ms each, and streams that live from one time to another."""
+
+    def __init__(self, now_ms, decodes, streams):
+        self.steps = {
+            "now_ns": np.array(now_ms) * 1_000_000,
+            "duration_ns": np.full(len(now_ms), 10_000_000),
+            "decode_requests": np.array(decodes),
+            "repeat": np.ones(len(now_ms), dtype=int),
+        }
+        self.requests = {
+            "output_tokens": np.full(len(streams), 2),
+            "first_token_s": np.array([began for began, _ in streams]) / 1e3,
+            "finished_s": np.array([ended for _, ended in streams]) / 1e3,
+        }
+
+
+def test_a_stall_is_a_gap_only_for_streams_that_live_through_it():
+    """Two decode steps, a prefill for 80 ms between them: a stall if the same stream decodes in both."""
+    lasting = Steps([0, 10, 90], [1, 0, 1], [(0, 100)])
+    when, gap = series.decode_gaps(lasting)
+    assert (when.tolist(), gap.tolist()) == ([0.1], [0.09])
+    changing = Steps([0, 10, 90], [1, 0, 1], [(0, 10), (90, 100)])
+    assert len(series.decode_gaps(changing)[0]) == 0
+
+
+def test_no_stall_is_thinned_away():
+    when, gap = np.linspace(0, 9, 5000), np.full(5000, 0.01)
+    gap[[17, 4321]] = [0.5, 0.7]
+    ends, longest = series.longest_per_bin(when, gap, 40)
+    assert len(ends) == 40 and sorted(longest)[-2:] == [0.5, 0.7]
+
+
+def test_pressure_counts_queues_and_splits(tables):
+    """Each made-up request is granted its whole prompt at once, with two waiting."""
+    assert pressure(tables) == {"pressure/queue": 1.0, "pressure/split_prompts": 0}
+    tables.decisions["grants"][3] = [["r3", 5]]
+    assert pressure(tables)["pressure/split_prompts"] == 1
+    tables.decisions["grants"][3] = [["r3", 32]]
+
+
+def test_pictures_have_units_and_survive_any_number_of_runs(tables, tmp_path):
+    for path in plots.save_all(tables, tmp_path):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    for many in (1, 2, 9):
+        figure = plots.latency_cdf({f"run {i}": tables for i in range(many)})
+        assert all(axis.get_xlabel().endswith("(ms)") for axis in figure.axes)
+        assert len({line.get_color() for line in figure.axes[0].lines}) == min(many, len(plots.COLOURS))
+    assert plots.itl_over_time({"": tables}).axes[0].get_ylabel().endswith("(ms)")
+
+
+def test_times_are_seconds_of_the_engine(tables):
+    steps = tables.steps
+    end = (steps["now_ns"][-1] + steps["duration_ns"][-1]) / NS
+    assert series.over_time(tables, 50)["engine/time_s"][-1] == pytest.approx(end)

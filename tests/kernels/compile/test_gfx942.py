@@ -1,0 +1,16 @@
+"""Every kernel compiles for gfx942, attention to matrix instructions."""
+
+import pytest
+from entries import ATTENTION, ENTRIES
+from harness import compiling_for
+
+
+@pytest.mark.parametrize("name", ENTRIES["gfx942"])
+def test_code(name):
+    with compiling_for("gfx942") as compiled:
+        ENTRIES["gfx942"][name]()
+    assert compiled
+    for kernel_name, kernel in compiled:
+        assert kernel.asm["hsaco"]
+        if kernel_name in ATTENTION:
+            assert "v_mfma_" in kernel.asm["amdgcn"]

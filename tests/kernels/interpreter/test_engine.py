@@ -1,0 +1,92 @@
+"""The engine on the Triton kernels: the step that a GPU runs, here by the interpreter, gives the torch backend's tokens.
+
+A tiny model under a policy that chunks prompts beside decodes, in a pool small enough to preempt, with prompts that share
+their beginnings. Equal means equal tokens, or a top-2 logit gap of the torch backend below 1e-4 at the first difference.
+"""
+
+import random
+import statistics
+
+import pytest
+from schedlab.framework.clock import VirtualClock
+from schedlab.framework.content import TokenContent
+from schedlab.framework.engine import Engine, EngineConfig
+from schedlab.framework.metrics import Measurement
+from schedlab.framework.model import executor as executor_module
+from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.record import Recorder
+from schedlab.framework.request import EngineRequest
+from schedlab.framework.source import ListSource
+from schedlab.kernels.dispatch import kernels
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+
+GAP = 1e-4
+OUTPUT = 8
+BLOCKS = 9
+MODEL = ModelConfig(
+    architecture="qwen3",
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=64,
+    vocab_size=97,
+    max_position_embeddings=128,
+    qk_norm=True,
+)
+
+
+def requests():
+    draw = random.Random(1)
+    system = [draw.randrange(3, 97) for _ in range(9)]
+    prompts = [system + [draw.randrange(3, 97) for _ in range(own)] for own in (1, 9, 4, 6)]
+    return [EngineRequest(str(i), 0, len(p), TokenContent(p), recorded_output_tokens=OUTPUT) for i, p in enumerate(prompts)]
+
+
+class Watched(ModelExecutor):
+    """Keeps each drawn token's top-2 gap, and the kinds of steps that were run."""
+
+    def __init__(self):
+        super().__init__(MODEL, seed=3)
+        self.gaps = {}
+        self.mixed_steps = 0
+
+    def logits(self, inputs):
+        logits = super().logits(inputs)
+        top = logits.topk(2).values
+        drawn = zip(inputs.emitting_S.tolist(), inputs.output_positions_S.tolist(), (top[:, 0] - top[:, 1]).tolist(), strict=True)
+        for grant, position, gap in drawn:
+            self.gaps[inputs.requests[grant].request_id, position] = gap
+        counts = inputs.query_starts_N1[1:] - inputs.query_starts_N1[:-1]
+        self.mixed_steps += bool((counts == 1).any() and (counts > 1).any())
+        return logits
+
+
+def run():
+    executor, offered = Watched(), requests()
+    config = EngineConfig(
+        num_blocks=BLOCKS, max_model_len=64, max_num_seqs=3, max_num_batched_tokens=8, block_size=4, audit_every=10
+    )
+    recorder = Recorder(Measurement(max_num_seqs=3, num_blocks=BLOCKS))
+    Engine(ChunkedPrefill(chunk_size=8), executor, ListSource(offered), config, VirtualClock(), recorder).run()
+    return offered, executor, recorder.close(backlog_end=0, counters={}).result["summary"]
+
+
+def test_tokens_are_those_of_the_torch_backend(ops, monkeypatch):
+    expected, torch_executor, summary = run()
+    assert summary["preemptions/recompute"] > 0 and summary["prefix/tokens_reused"] > 0
+    assert torch_executor.mixed_steps > 0
+    assert statistics.median(len(set(request.output_token_ids)) for request in expected) >= OUTPUT / 2
+
+    monkeypatch.setattr(executor_module, "kernels", lambda device: kernels(device, "triton"))
+    actual, executor, _ = run()
+    assert executor._kernels is ops
+    for request, other in zip(actual, expected, strict=True):
+        pairs = zip(request.output_token_ids, other.output_token_ids, strict=True)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        gap = torch_executor.gaps.get((other.request_id, other.num_prompt_tokens + (first or 0)))
+        assert first is None or gap < GAP, f"request {request.request_id} differs at output {first}, gap {gap}"
+
+

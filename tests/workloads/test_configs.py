@@ -1,0 +1,50 @@
+"""Every option of `workload` and `slo` composes, and is the object that it names."""
+
+from pathlib import Path
+
+import pytest
+
+from schedlab.experiments import compose
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.request import SLO
+from schedlab.workloads.workload import Offered, Recorded
+
+CONF = Path(compose.__file__).parent.parent / "conf"
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+NEED_MORE = {"servegen": "workload servegen needs workload.clients", "text": "workload text needs workload.tokenizer"}
+
+
+@pytest.mark.parametrize("name", NEED_MORE)
+def test_workloads_that_need_more_say_so(name):
+    with pytest.raises(ConfigError, match=NEED_MORE[name]):
+        compose.build(compose.compose([f"workload={name}"]).workload, "workload").load()
+
+
+@pytest.mark.parametrize("name", [name for name in options("workload") if name not in NEED_MORE])
+def test_workloads(name):
+    workload = compose.build(compose.compose([f"workload={name}"]).workload, "workload")
+    assert isinstance(workload, Offered) and workload.name == name
+    if isinstance(workload, Recorded) and workload.path is None:
+        said = f"workload {name} needs workload.path" + ("; obtain the file from http" if name != "trace" else "")
+        with pytest.raises(ConfigError, match=said):
+            workload.load()
+    else:
+        trace = workload.load()
+        assert len(trace) >= 100 and workload.describe(trace=trace).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", options("slo"))
+def test_slos(name):
+    slo = compose.build(compose.compose([f"slo={name}"]).slo, "slo")
+    assert isinstance(slo, SLO) and slo.name == name
+
+
+def test_recorded_options_have_all_keys():
+    fields = {f for f in Recorded.__dataclass_fields__}
+    keys = {str(k) for k in compose.compose(["workload=trace"]).workload}
+    assert keys - {"_target_"} == fields
