@@ -18,6 +18,7 @@ from schedlab.experiments.manifest import describe_run, write_manifest
 from schedlab.experiments.offered import Counted, Logged
 from schedlab.experiments.progress import Quiet
 from schedlab.experiments.text import StopStrings, answer_text
+from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.metrics import Measurement
@@ -79,19 +80,18 @@ class Experiment:
         clock, trace = self.engine.clock(self.clock), self.trace
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
-            source = stack.enter_context(self._source(out))
-            shown = stack.enter_context(progress or Quiet())
-            engine = Engine(
-                self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
-            )
-            stop_strings = self._stop_strings()
+            with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
+                engine = Engine(
+                    self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
+                )
+                stop_strings = self._stop_strings()
 
-            def on_step(engine: Engine) -> None:
-                if stop_strings is not None:
-                    stop_strings(engine)
-                shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
+                def on_step(engine: Engine) -> None:
+                    if stop_strings is not None:
+                        stop_strings(engine)
+                    shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
 
-            engine.run(on_step)
+                engine.run(on_step)
             return recorder.close(backlog_end=engine.num_unfinished, counters=trace.provenance.counts)
 
     @cached_property
@@ -161,6 +161,7 @@ class Experiment:
             trace=self.trace,
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),
+            cost=rates_of(self.engine.executor),
         )
 
 

@@ -147,13 +147,13 @@ def fitted(points: Sequence[Point]) -> Coefficients:
     A robust fit follows the median, but a run's clock adds up all steps, those that something disturbed included.
     """
     rates = fit(points)
-    level = sum(point.duration_ns for point in points) / predict_ns(rates, points).sum()
+    level = sum(point.duration_ns for point in points) / float(predict_ns(rates, points).sum())
     scaled = {f.name: getattr(rates, f.name) * level for f in fields(rates) if f.name.endswith("_ns")}
     return replace(rates, **scaled)
 
 
 def held_out_errors(measured: Sequence[Measured]) -> np.ndarray:
-    """float64 [steps]: |modelled / measured - 1|, each step by a fit that has seen no step of that fifth of the cells."""
+    """float64 [steps]: |modelled / measured - 1|, by a fit that has seen no step of the same fifth of the cells."""
     folds = np.array([step.cell % FOLDS for step in measured])
     points = [step.point for step in measured]
     errors = np.empty(len(points))

@@ -1,4 +1,4 @@
-"""`schedlab fidelity`: how far the virtual clock is from the real engine, beside how far the real engine is from itself.
+"""`schedlab fidelity`: how far the virtual clock is from the real engine, and how far that is from itself.
 
 One trace, below and above saturation, under each policy: real runs on this machine, and the same on the virtual clock
 with a profile that is measured between the real runs. Knows what is run, compared and tolerated; how steps are measured

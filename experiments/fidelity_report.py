@@ -61,6 +61,7 @@ def verdicts(study: Study) -> list[str]:
     """What the tables amount to, in lines."""
     every = [compared for outcome in study.outcomes for compared in outcome.compared.values()]
     agreements = [agreement for outcome in study.outcomes for agreement in outcome.agreements]
+    equal = sum(agreement.equal for agreement in agreements)
     beyond, error = sum(not compared.within for compared in every), study.profile.error
     lines = [
         "error of the virtual clock against the mean of the real runs; A/A: how much the real runs differ; behind a "
@@ -68,7 +69,7 @@ def verdicts(study: Study) -> list[str]:
         "and p99",
         f"{len(every) - beyond} of {len(every)} figures within",
         f"profile: held-out steps {error.held_out_mean:.1%} on average, at most {tolerated(error):.1%} expected",
-        f"decisions at the logged times: equal digests in {sum(a.equal for a in agreements)} of {len(agreements)} real runs",
+        f"decisions taken again at the logged times: equal digests in {equal} of {len(agreements)} real runs",
     ]
     for outcome in study.outcomes:
         lines += [

@@ -46,8 +46,12 @@ def describe_run(
     trace: Trace,
     engine: Mapping[str, Any],
     clock: str,
+    cost: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of manifest.json. `labels` are what tables name the run by; `engine` the limits it ran under."""
+    """The content of manifest.json. `labels` are what tables name the run by; `engine` the limits it ran under.
+
+    `cost`: the rates of modelled durations, by which jumps in the log expand.
+    """
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -58,6 +62,7 @@ def describe_run(
         "seeds": dict(seeds),
         "clock": clock,
         "engine": dict(engine),
+        "cost": cost,
         "policy": source_of(policy),
         "workload": workload_facts(trace),
         "versions": versions(),

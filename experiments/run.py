@@ -149,6 +149,8 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def compare_sweep(directory: Path, plots: bool) -> bool:
     """Print and write the table of a sweep, from what its jobs left in files; False if any of them failed."""
     comparison = Comparison.read([directory])
+    if not comparison.runs:  # a sweep of another command
+        return True
     comparison.write(directory)
     comparison.show()
     drawn = {name: run.tables for name, run in comparison.complete.items() if run.tables.result["record"] == "full"}

@@ -29,7 +29,7 @@ from schedlab.workloads.statistics import (
 )
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered
-from schedlab.workloads.writers import write_mooncake, write_offered, write_vidur
+from schedlab.workloads.writers import starts_session, write_mooncake, write_offered, write_vidur
 
 WRITERS: dict[str, Callable[[Trace, Path], None]] = {
     "mooncake": write_mooncake,
@@ -184,9 +184,14 @@ def write(trace: Trace, out: Path, to: str, console: Console | None = None) -> N
 
 def unsaid(trace: Trace, to: str) -> list[str]:
     """Columns of the trace that a format has no place for."""
-    kept = {"offered": None, "mooncake": {"ids", "session", "think_ns", "after", "turn", "stamped"}, "vidur": set()}[to]
-    always = {"source_row", "arrival_ns", "prompt_tokens", "output_tokens"}
-    return [] if kept is None else [name for name, _ in trace.columns() if name not in kept | always]
+    if to == "offered":
+        return []
+    kept = {"source_row", "arrival_ns", "prompt_tokens", "output_tokens"}
+    if to == "mooncake":
+        kept |= {"ids", "scope", "session", "think_ns", "after", "turn", "stamped"}
+    lost = [name for name, _ in trace.columns() if name not in kept]
+    cut = int(starts_session(trace).sum()) if to == "mooncake" else 0
+    return [*lost, f"{cut:,} ties to requests outside the session"] if cut else lost
 
 
 def save_plot(trace: Trace, path: Path) -> None:

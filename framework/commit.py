@@ -43,17 +43,24 @@ class Commit:
         self.observe = observe
 
     def apply(self, decision: Decision, batch: Batch, result: StepResult, now: int) -> None:
+        """`batch` was executed with `result`, and it is `now`."""
         if self.columns is not None and result.tokens is not None:
             self.columns.store(batch, result.tokens)
         if decision.preempted or decision.admitted:
             self.move(decision)
-        if result.failed:
-            batch, result = self._drop_failed(batch, result, now)
-        if self.observe is not None:
-            prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
-            self.observe(Progressed(prefills, tuple(batch.decodes), 1))
-        for request, state in self._progress(batch, result, now):
+        ended = (self._progress_without_failed if result.failed else self._progress)(batch, result, now)
+        for request, state in ended:
             self.finish(request, state, now)
+
+    def _progress_without_failed(self, batch: Batch, result: StepResult, now: int) -> list[tuple[EngineRequest, State]]:
+        """What the requests that did not fail computed stands; those that failed end with their reason."""
+        place = {request: i for i, request in enumerate(batch.requests())}
+        failed = {request: result.failed[i] for request, i in place.items() if i in result.failed}
+        ended = self._progress(*_survivors(batch, result, failed), now)
+        for request, reason in failed.items():
+            request.reason = reason
+            ended.append((request, "failed"))
+        return sorted(ended, key=lambda end: place[end[0]])
 
     def move(self, decision: Decision) -> None:
         """Preempted and admitted requests change places; what victims left behind becomes visible."""
@@ -79,6 +86,9 @@ class Commit:
 
     def _progress(self, batch: Batch, result: StepResult, now: int) -> list[tuple[EngineRequest, State]]:
         """Advance what was computed and emitted; returns who ended and how, in batch order."""
+        if self.observe is not None:
+            prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
+            self.observe(Progressed(prefills, tuple(batch.decodes), 1))
         cohort = self.ledger.cohort
         split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
         decoded = batch.decodes + split if split else batch.decodes
@@ -160,15 +170,11 @@ class Commit:
             return True
         return token in self.eos_token_ids and not (sampling is not None and sampling.ignore_eos)
 
-    def _drop_failed(self, batch: Batch, result: StepResult, now: int) -> tuple[Batch, StepResult]:
-        """End the requests that failed in this step; what the others computed stands."""
-        requests = list(batch.requests())
-        failed = {requests[i]: reason for i, reason in result.failed.items()}
-        at = batch.decodes_at - sum(prefill.request in failed for prefill in batch.prefills[: batch.decodes_at])
-        prefills = [prefill for prefill in batch.prefills if prefill.request not in failed]
-        decodes = [request for request in batch.decodes if request not in failed]
-        for request, reason in failed.items():
-            request.reason = reason
-            self.finish(request, "failed", now)
-        tokens = None if result.tokens is None else np.delete(result.tokens, list(result.failed), axis=0)
-        return Batch(prefills, decodes, at), StepResult(result.duration_ns, tokens)
+
+def _survivors(batch: Batch, result: StepResult, failed: dict[EngineRequest, str]) -> tuple[Batch, StepResult]:
+    """The batch and its tokens without the requests that failed: what the others computed stands."""
+    at = batch.decodes_at - sum(prefill.request in failed for prefill in batch.prefills[: batch.decodes_at])
+    prefills = [prefill for prefill in batch.prefills if prefill.request not in failed]
+    decodes = [request for request in batch.decodes if request not in failed]
+    tokens = None if result.tokens is None else np.delete(result.tokens, list(result.failed), axis=0)
+    return Batch(prefills, decodes, at), StepResult(result.duration_ns, tokens)

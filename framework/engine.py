@@ -115,7 +115,7 @@ class Engine:
         now = self.clock.now()
         if self._aborts or self._abort_ids:
             self._take_aborts(now)
-        if now >= self._arrival_ns:
+        while now >= self._arrival_ns:  # what ends on arrival may bring another arrival of this instant
             self._take_arrivals(now)
         if not self._requests:
             return self._await_arrival()
@@ -218,7 +218,7 @@ class Engine:
         self.clock.start()
         step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
         step.grant_decodes()
-        self._execute(step.close(), 0.0)
+        self._execute(step.close(), 0.0 if self.clock.measures else self.modelled_us)
 
     def _ask(self, now: int) -> None:
         self.standing_until = None
@@ -266,7 +266,9 @@ class Engine:
 
     def _may_hold(self, decision: Decision) -> bool:
         decodes, members = decision.decodes, self.ledger.cohort.members
-        return not (decision.prefills or decision.preempted) and (decodes is members or decodes == members)
+        if decision.prefills or decision.preempted or not decodes:
+            return False
+        return decodes is members or decodes == members
 
     def _head_lacks(self, decision: Decision) -> str:
         ledger = self.ledger

@@ -12,7 +12,7 @@ from typing import Literal
 from schedlab.framework.block_pool import BlockPool, HostPool
 from schedlab.framework.cohort import DecodeCohort
 from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
-from schedlab.framework.lineup import Lineup
+from schedlab.framework.lineup import Lineup, QueueView
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import STILL, EngineRequest
 
@@ -39,6 +39,7 @@ class Ledger:
         self.host = HostPool(num_host_blocks)
         self.cohort = DecodeCohort(block_size)
         self.queue = Lineup()
+        self.queue.view = QueueView(self.queue.requests)
         self.waiting = self.queue.requests
         self.running: dict[EngineRequest, None] = {}
         self.prompts = Lineup()

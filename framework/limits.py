@@ -62,8 +62,8 @@ def never_fits(request: EngineRequest, config: EngineConfig) -> str | None:
     A replay needs its recorded length: all but the last token in the cache. A live request needs room for one token.
     """
     prompt, recorded = request._num_prompt_tokens, request.recorded_output_tokens
-    if prompt < 1 or (recorded is not None and recorded < 1):
-        return f"empty: {prompt} prompt tokens, {recorded} output tokens"
+    if prompt < 1 or (request._max_tokens if recorded is None else recorded) == 0:
+        return f"empty: {prompt} prompt tokens, {request._max_tokens if recorded is None else recorded} output tokens"
     length = prompt + (1 if recorded is None else recorded)
     cached = length if recorded is None else length - 1
     if cached > config.pool_tokens:

@@ -34,6 +34,7 @@ class Grant(NamedTuple):
 
 
 ONE = Grant(1)
+SERVABLE = ("running", "waiting", "preempted", "swapped")
 NO_BUDGET = Grant(0, "budget")
 NO_SLOT = Grant(0, "slots")
 NO_MEMORY = Grant(0, "memory")
@@ -167,7 +168,9 @@ class Step:
     def fits(self, request: Request) -> int:
         """The largest grant possible now, in tokens; 0 when none is."""
         ledger, req = self._ledger, _own(request)
-        if req.step == self._index or (req._state != "running" and not ledger.free_slots):
+        if req.step == self._index or self._decodes_all(req) or req._state not in SERVABLE:
+            return 0
+        if req._state != "running" and not ledger.free_slots:
             return 0
         start = ledger.start_of(req)
         spare = ledger.cache.num_free - self.blocks_needed(req, 0)
@@ -271,11 +274,11 @@ class Step:
     def _grant_prefill(self, req: EngineRequest, max_tokens: int | None) -> Grant:
         ledger = self._ledger
         admission = req._state != "running"
-        if admission and req._state not in ("waiting", "preempted", "swapped"):
+        if req._state not in SERVABLE:
             self._fail(f"cannot be granted: it is {req._state}", req)
         if admission and not ledger.free_slots:
             return self._refused(req, NO_SLOT)
-        if req._cadence is self._cohort and self._decodes is self._cohort.members:
+        if self._decodes_all(req):
             self._refuse_again(req)
         start = ledger.start_of(req)
         tokens = min(req.num_tokens - start, self._budget)
@@ -325,16 +328,20 @@ class Step:
                 return
 
     def _freeze(self) -> None:
-        """Before anything leaves the engine's lists, keep them as they were at the start of the step."""
-        if self._frozen:
-            return
-        self._frozen = True
-        self._running = tuple(self._ledger.running) if self._running is None else self._running
+        """Before anything leaves the engine's lists, keep what the policy sees as it was at the start of the step."""
         if self._decodes is self._cohort.members and self._decodes:  # a bulk grant refers to the cohort's own list
             self._decodes = list(self._decodes)
             for request in self._decodes:
                 request.step = self._index
-        self._prefilling, self._decoding = View(tuple(self._prefilling)), View(tuple(self._decoding))
+        if not self._frozen:
+            self._frozen = True
+            self._running = tuple(self._ledger.running) if self._running is None else self._running
+            self._ledger.prompts.freeze()
+            self._cohort.lineup.freeze()
+
+    def _decodes_all(self, req: EngineRequest) -> bool:
+        """Whether a bulk grant gave `req` its token."""
+        return req._cadence is self._cohort and self._decodes is self._cohort.members
 
     def _decoding_only(self, request: Request) -> Request:
         if request._cadence is not self._cohort:
@@ -346,9 +353,9 @@ class Step:
         return grant
 
     def _refuse_again(self, req: EngineRequest) -> None:
-        if any(req is victim for victim, _, _ in self._preempted):
-            self._fail("was preempted in this step and cannot be granted in it", req)
-        self._fail("a second grant in one step", req)
+        granted = self._decodes_all(req) or req in self._decodes or any(req is p.request for p in self._prefills)
+        rule = "a second grant in one step" if granted else "was preempted in this step and cannot be granted in it"
+        self._fail(rule, req)
 
     def _fail(self, rule: str, request: Request | None = None) -> None:
         raise PolicyError(self._policy, rule, request.request_id if request is not None else None)

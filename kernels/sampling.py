@@ -91,10 +91,10 @@ def _total(row_ptr, vocab, least, peak, temperature, BY_MASS: tl.constexpr, BLOC
 
 @triton.jit
 def _threshold(row_ptr, vocab, least, total, target, peak, temperature, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest logit t >= least from which up the total reaches `target`; the total from t up, and a bound above t.
+    """The largest logit t >= least from which up the total reaches `target`; the total from t up, and one above t.
 
-    `total` is that from `least` up. The bound is the total above t, or, where the total from t up is just the target, that
-    of some candidates above t: what is lacking to the target is then at least what lies at t.
+    `total` is that from `least` up. The one above t is of all above t, or, where the total from t up is just the
+    target, of some of them: what is lacking to the target is then at least what lies at t.
     """
     low = _ordered(least)
     high = _ordered(peak)

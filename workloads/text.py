@@ -26,6 +26,7 @@ from schedlab.workloads.files import shown
 from schedlab.workloads.records import Batch, json_batches
 from schedlab.workloads.source import decode_sampling
 from schedlab.workloads.trace import BlockIds, Labels, Trace
+from schedlab.workloads.values import MAX_NS, integers
 from schedlab.workloads.workload import Recorded
 
 LENGTHS = ("max_tokens", "output_tokens")
@@ -116,7 +117,7 @@ def _columns(batch: Batch) -> dict[str, Any]:
     columns |= {name: _optional(batch, name) for name in LENGTHS if batch.has(name)}
     columns |= {name: batch.labels(name) for name in NAMES if batch.has(name)}
     if batch.has("priority"):
-        columns["priority"] = _array(int(value or 0) for value in batch.column("priority"))
+        columns["priority"] = batch.parse("priority", lambda v: integers(v, -MAX_NS, MAX_NS, absent=0))
     if batch.has("arrival_s"):
         columns["arrival_ns"] = batch.times("arrival_s", "s")
     return columns

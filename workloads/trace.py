@@ -288,7 +288,6 @@ def _same_ids(a: BlockIds, b: BlockIds) -> bool:
     return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
 
 
-
 def concatenate(parts: Sequence[Trace]) -> Trace:
     """One trace of several, in the order given; columns that some lack are "none" there. Links are not carried over."""
     assert parts, "nothing to concatenate"

@@ -15,12 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS, EngineRequest
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.source import Rows, Terms, TraceRequest
-from schedlab.workloads.trace import Trace
+from schedlab.workloads.trace import BlockIds, Trace
 
 encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -113,33 +115,68 @@ def write_offered(trace: Trace, path: str | Path, terms: Terms | None = None) ->
 def write_mooncake(trace: Trace, path: str | Path) -> None:
     """Mooncake jsonl: `timestamp` and `delay` in whole ms, as its readers demand, the exact ns in keys of ours.
 
-    Ids of another width than 512 need `block_size` when the file is read. Raises ConfigError for segments of unequal
-    length, which the format cannot say.
+    Ids of another width than 512 need `block_size` when the file is read. Scopes become one, by new numbers for their
+    ids; a tail without an id gets one of its own. Raises ConfigError for what the format cannot say: segments of
+    unequal length, and requests whose output is not known.
     """
+    check_outputs_known(trace)
     if trace.ids is not None and trace.ids.widths is not None:
         raise ConfigError(f"{trace.name}: prompts of segments of unequal length have no Mooncake form")
+    ids = None if trace.ids is None else covering_ids(trace, trace.ids)
     with open_out(path) as file:
         for row in range(len(trace)):
-            file.write(encode_json(_mooncake_row(trace, row)) + "\n")
+            file.write(encode_json(_mooncake_row(trace, ids, row)) + "\n")
 
 
-def _mooncake_row(trace: Trace, row: int) -> dict[str, Any]:
+def _mooncake_row(trace: Trace, ids: BlockIds | None, row: int) -> dict[str, Any]:
     arrival = int(trace.arrival_ns[row])
     out: dict[str, Any] = {}
     if trace.stamped is None or trace.stamped[row]:
         out = {"timestamp": round(arrival / 1e6), "arrival_ns": arrival}
     out |= {"input_length": int(trace.prompt_tokens[row]), "output_length": int(trace.output_tokens[row])}
-    if trace.ids is not None and trace.ids.counts[row]:
-        out["hash_ids"] = trace.ids.row(row).tolist()
+    if ids is not None and ids.counts[row]:
+        out["hash_ids"] = ids.row(row).tolist()
     if trace.session is not None and (session := trace.session[row]) is not None:
         out["session_id"] = session
-    if trace.think_ns is not None and (think := int(trace.think_ns[row])) >= 0:
+    if trace.think_ns is not None and (think := int(trace.think_ns[row])) >= 0 and not starts_session(trace)[row]:
         out |= {"delay": round(think / 1e6), "think_ns": think}
     return out
 
 
+def starts_session(trace: Trace) -> np.ndarray:
+    """bool [N]: tied, but not to a turn of its own session, as a sub-agent's first call is."""
+    if trace.after is None or trace.session is None:
+        return np.zeros(len(trace), dtype=bool) if trace.after is None else trace.after >= 0
+    other: np.ndarray = (trace.after >= 0) & (trace.session.codes != trace.session.codes[trace.after])
+    return other
+
+
+def check_outputs_known(trace: Trace) -> None:
+    live = np.flatnonzero(trace.output_tokens < 0)
+    if len(live):
+        row = trace.source_row[live[0]]
+        raise ConfigError(
+            f"{trace.name}: the output of row {row} is not known ({len(live)} such rows), the request is live"
+        )
+
+
+def covering_ids(trace: Trace, ids: BlockIds) -> BlockIds:
+    """Ids of one scope that cover every prompt that has any, ceil(prompt / width) of them."""
+    values = ids.values
+    if trace.scope is not None:
+        scope = np.repeat(trace.scope.codes, ids.counts)
+        _, values = np.unique(np.stack([scope, values]), axis=1, return_inverse=True)
+    missing = (ids.counts > 0) & (ids.counts * ids.width < trace.prompt_tokens)
+    if not missing.any():
+        return BlockIds(ids.offsets, values, ids.width)
+    fresh = int(values.max()) + 1 + np.arange(int(missing.sum()))
+    tails = np.insert(values, ids.offsets[1:][missing], fresh)
+    return BlockIds(np.concatenate([[0], np.cumsum(ids.counts + missing)]), tails, ids.width)
+
+
 def write_vidur(trace: Trace, path: str | Path) -> None:
     """vidur csv: arrived_at in seconds, num_prefill_tokens, num_decode_tokens."""
+    check_outputs_known(trace)
     with open_out(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["arrived_at", "num_prefill_tokens", "num_decode_tokens"])

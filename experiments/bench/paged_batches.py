@@ -1,7 +1,7 @@
 """Ragged batches over a paged cache, to check attention with: how to state one, build it, and what the reference says.
 
-Every slot that no sequence owns is NaN, in tails of blocks and in free blocks alike, and table entries past a sequence's
-length name no block: whatever reads them shows. Knows no implementation of attention but the reference.
+Every slot that no sequence owns is NaN, in tails of blocks and in free blocks alike, and table entries past a
+sequence's length name no block: whatever reads them shows. Knows no implementation of attention but the reference.
 """
 
 from __future__ import annotations
@@ -135,5 +135,4 @@ def _cache(case: Case, num_blocks: int, slots: Tensor, generator: torch.Generato
 def error(actual: Tensor, expected: Tensor) -> float:
     """||actual - expected|| / ||expected|| in float64; NaN anywhere makes it NaN, which no bound admits."""
     actual, expected = actual.double(), expected.double()
-    norm = expected.norm().item()
-    return (actual - expected).norm().item() / (norm or 1.0)
+    return float((actual - expected).norm()) / (float(expected.norm()) or 1.0)

@@ -171,7 +171,7 @@ def fit_profile(points: Sequence[Point], roofline: Roofline, hardware: Hardware)
 
 
 def check_points(points: Sequence[Point]) -> None:
-    """ConfigError if the points do not contain what a profile must know: prefills and decodes, more works than rates."""
+    """ConfigError if points lack what a profile must know: prefills and decodes, more works than rates."""
     works = {point.work for point in points}
     for name, what in (("prefill_pairs", "prefill"), ("decode_keys", "decode")):
         if not any(getattr(work, name) for work in works):
@@ -213,8 +213,8 @@ def design_matrix(amounts: np.ndarray, ridge: float) -> np.ndarray:
     tokens, rows, decodes, prefills, pairs, keys, decode_keys, copied = amounts.T
     beyond = np.maximum(tokens - ridge, 0.0)
     factors = (
-        tokens > 0, decodes + prefills, prefills, prefills > 0, decodes > 0, tokens, beyond, rows > 0, rows, pairs, keys,
-        decode_keys, copied > 0, copied,
+        tokens > 0, decodes + prefills, prefills, prefills > 0, decodes > 0, tokens, beyond, rows > 0, rows, pairs,
+        keys, decode_keys, copied > 0, copied,
     )  # fmt: skip
     return np.stack(factors, axis=1).astype(float)
 

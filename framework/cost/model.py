@@ -58,8 +58,8 @@ class CostExecutor:
         self.vocab_size = model.vocab_size
         self.window = model.sliding_window
         self.jumpable = self.window is None
-        self._explained = Coefficients.from_roofline(self.roofline, hardware)
-        self.coefficients = self._explained
+        self.explained = Coefficients.from_roofline(self.roofline, hardware)
+        self.coefficients = self.explained
         self.profile = _loaded(profile)
         if self.profile is not None:
             self.coefficients = self.profile.coefficients_for(self.roofline, hardware)
@@ -120,7 +120,7 @@ class CostExecutor:
         """The cost of a step of `num_decodes` decodes and nothing else; the same object for the same number."""
         cost = self._decode_costs.get(num_decodes)
         if cost is None:
-            cost = DecodeCost(self.coefficients, self._explained, num_decodes)
+            cost = DecodeCost(self.coefficients, self.explained, num_decodes)
             self._decode_costs[num_decodes] = cost
         return cost
 
@@ -145,7 +145,7 @@ class CostExecutor:
         context = batch.decode_context if window is None else windowed_context(batch, window)
         copied = (len(batch.copies_out) + len(batch.copies_in)) * self._block_bytes
         work = (decodes + batch.prefill_tokens, rows, decodes, prefills, pairs, keys, context, copied)
-        compute, memory, overhead = self._explained.shares_ns(*work)
+        compute, memory, overhead = self.explained.shares_ns(*work)
         total = compute + memory + overhead
         if self.profile is not None:
             total = sum(self.coefficients.shares_ns(*work))

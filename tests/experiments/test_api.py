@@ -165,7 +165,8 @@ def test_flags_may_stand_anywhere():
         "hydra/launcher=joblib",
     ]
     assert compose.flags_first(words, "run") == [
-        "-m", "--config-dir", "x", "seed=1", "policy=fcfs,chunked_prefill", "+policy.y=2", "~z", "hydra/launcher=joblib",
+        "-m", "--config-dir", "x", "seed=1", "policy=fcfs,chunked_prefill", "+policy.y=2", "~z",
+        "hydra/launcher=joblib",
     ]  # fmt: skip
 
 

@@ -106,6 +106,14 @@ def test_a_yaml_in_the_current_folder_is_an_option(schedlab, mine):
     }
 
 
+def test_a_yaml_here_that_schedlab_has_too_is_told(schedlab):
+    Path("conf/policy").mkdir(parents=True)
+    Path("conf/policy/fcfs.yaml").write_text("_target_: mine.Mine\n")
+    done = schedlab("run", "--cfg", "job", "-p", "policy")
+    assert "schedlab.policies.fcfs.FCFS" in done.out
+    assert done.err.startswith("warning: config ./conf: its policy/fcfs is hidden by that of schedlab")
+
+
 def test_experiments_overlay_everything(schedlab, workspace):
     Path("conf/experiment").mkdir(parents=True)
     Path("conf/experiment/tight.yaml").write_text(

@@ -263,17 +263,18 @@ class StandingCost:
 
 
 class JumpingExecutor(ScriptedExecutor):
-    """The stub's durations, plus `slope` / 256 ns for each token of context; decode-only steps can be jumped over."""
+    """1 ms, `token_ns` a token and `slope` / 256 ns a token of context; decode-only steps can be jumped over."""
 
     jumpable = True
 
-    def __init__(self, slope: int = 0, turn: int = 1 << 60) -> None:
+    def __init__(self, slope: int = 0, turn: int = 1 << 60, token_ns: int = 10_000) -> None:
         super().__init__(0)
         self.slope = slope
         self.turn = turn
+        self.token_ns = token_ns
 
     def decode_cost(self, num_decodes: int) -> StandingCost:
-        return StandingCost(MS + 10_000 * num_decodes, self.slope, self.turn)
+        return StandingCost(MS + self.token_ns * num_decodes, self.slope, self.turn)
 
     def execute(self, batch) -> StepResult:
         super().execute(batch)

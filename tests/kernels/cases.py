@@ -1,6 +1,7 @@
 """What the tests of kernels share: batches to check attention with, and how near to float64 a result has to be."""
 
 import torch
+
 from schedlab.experiments.bench.paged_batches import FP8, Batch, Case, build, error
 from schedlab.kernels.dispatch import Kernels, kernels
 

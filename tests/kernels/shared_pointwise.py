@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import FP8, REFERENCE, TOLERANCE, error
-from schedlab.kernels.dispatch import Kernels
 from torch import Tensor
+
+from schedlab.kernels.dispatch import Kernels
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -82,7 +83,7 @@ def test_silu_mul_of_views_into_out(ops: Kernels) -> None:
 
 
 class Write:
-    """Tokens to rotate and write: q, k and v views of one packed product, a cache that is NaN where nothing was written."""
+    """Tokens to rotate and write: q, k and v views of one packed product, a cache of NaN where nothing was written."""
 
     def __init__(
         self,

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 from cases import REFERENCE
+from torch import Tensor
+
 from schedlab.kernels.dispatch import Kernels
 from schedlab.kernels.reference import gumbel_noise
-from torch import Tensor
 
 ROWS = 6
 VOCAB = 500
@@ -37,7 +38,12 @@ def draw(
 
     floats = column(temperature, torch.float32), column(top_p, torch.float32)
     return ops.sample(
-        logits_SV, floats[0], column(top_k, torch.int64), floats[1], column(seed, torch.int64), column(position, torch.int64)
+        logits_SV,
+        floats[0],
+        column(top_k, torch.int64),
+        floats[1],
+        column(seed, torch.int64),
+        column(position, torch.int64),
     )
 
 
@@ -77,14 +83,17 @@ def test_token_depends_on_nothing_else_of_the_batch(ops: Kernels) -> None:
     x = logits()
     whole = draw(ops, x, top_p=0.95, seed=list(range(ROWS)))
     assert draw(ops, x[2:3], top_p=0.95, seed=2).tolist() == whole[2:3].tolist()
-    mixed = draw(ops, x.flip(0), temperature=[0, 0, 1, 1, 0, 0], top_k=[1, 1, 0, 0, 1, 1], top_p=0.95, seed=[0, 0, 3, 2, 0, 0])
+    mixed = draw(
+        ops, x.flip(0), temperature=[0, 0, 1, 1, 0, 0], top_k=[1, 1, 0, 0, 1, 1], top_p=0.95, seed=[0, 0, 3, 2, 0, 0]
+    )
     assert mixed[[2, 3]].tolist() == whole[[3, 2]].tolist()
 
 
 def test_seed_and_position_make_the_draw(ops: Kernels) -> None:
     flat = torch.zeros(ROWS, VOCAB)
     tokens = {
-        tuple(draw(ops, flat, seed=seed, position=position).tolist()) for seed, position in ((1, 2), (2, 1), (1, 3), (2, 2))
+        tuple(draw(ops, flat, seed=seed, position=position).tolist())
+        for seed, position in ((1, 2), (2, 1), (1, 3), (2, 2))
     }
     assert len(tokens) == 4
 
@@ -154,7 +163,7 @@ def test_tiny_temperature_is_greedy(ops: Kernels) -> None:
 
 
 def test_draws_follow_the_softmax() -> None:
-    """Chi-square of 20,000 draws over 4 candidates, fixed seed; 21.1 is the 99.99 % quantile of 3 degrees of freedom."""
+    """Chi-square of 20,000 draws over 4 candidates; 21.1 is the 99.99 % quantile of 3 degrees of freedom."""
     x = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(20_000, 4).contiguous() * 0.5
     counts = torch.bincount(draw(REFERENCE, x, temperature=0.5, position=list(range(20_000))), minlength=4)
     expected = torch.tensor([0.5, 0.3, 0.15, 0.05]) * 20_000
@@ -162,7 +171,7 @@ def test_draws_follow_the_softmax() -> None:
 
 
 def test_noise_is_gumbel() -> None:
-    """Mean and variance of the standard Gumbel law, and no correlation between neighbouring rows, positions and ids."""
+    """Mean and variance of the standard Gumbel law, no correlation between neighbouring rows, positions and ids."""
     seeds, positions, ids = torch.arange(20)[:, None, None], torch.arange(20)[:, None], torch.arange(500)
     noise = gumbel_noise(seeds, positions, ids)
     spread = 1 / math.sqrt(noise.numel())

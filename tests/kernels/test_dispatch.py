@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from schedlab.kernels.dispatch import kernels
 
 

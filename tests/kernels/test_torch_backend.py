@@ -8,10 +8,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("cases", "shared_attention", "shared_pointwise", "shared_sampling")
 
-from schedlab.kernels.dispatch import kernels  # noqa: E402
 from shared_attention import *  # noqa: E402, F403
 from shared_pointwise import *  # noqa: E402, F403
 from shared_sampling import *  # noqa: E402, F403
+
+from schedlab.kernels.dispatch import kernels  # noqa: E402
 
 
 @pytest.fixture(scope="session", params=["torch", "reference"])

@@ -33,7 +33,7 @@ def test_a_broken_package_is_skipped_with_a_warning(environment):
     done = environment.run("-m", "schedlab", "run", *QUICK, "policy=fcfs")
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if "broken" in line]
-    assert line.startswith("warning: plugin broken-policies is skipped") and "never finished" in line
+    assert line.startswith("warning: config broken-policies is skipped") and "never finished" in line
 
 
 def test_a_hidden_option_is_told(environment):

@@ -4,9 +4,9 @@ import random
 import shutil
 
 import pytest
-from tiny_text import VOCAB, save_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_text import VOCAB, save_tokenizer
 
 from schedlab.framework.errors import ModelError
 from schedlab.framework.model.tokenizer import TextStream, Tokenizer
@@ -140,5 +140,3 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     assert fault("someone/some-model").endswith("no hub gave that model: no route")
-
-

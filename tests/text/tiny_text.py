@@ -8,7 +8,11 @@ import torch
 import transformers
 
 VOCAB = 400
-CORPUS = ["the quick brown fox jumps over the lazy dog", "once upon a time there was a tokenizer", "naïve café, 東京 🙂"]
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "once upon a time there was a tokenizer",
+    "naïve café, 東京 🙂",
+]
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"

@@ -94,18 +94,22 @@ LLMSERVINGSIM = lines(
     {"input_toks": 2, "output_toks": 4, "arrival_time_ns": 347938952, "input_tok_ids": [1, 2]},
 )
 ROUNDS = lines(
-    {"session_id": "s", "round_index": 0, "input_tokens_total": 100, "prefix_tokens": 0, "output_tokens": 10, "timing_events": [
+    {"session_id": "s", "round_index": 0, "input_tokens_total": 100, "prefix_tokens": 0, "output_tokens": 10,
+     "timing_events": [
         {"event_type": "user_message", "timestamp": "2026-06-01T05:40:20.151Z"},
         {"event_type": "tool_call", "timestamp": "2026-06-01T05:40:31.647Z"}]},
-    {"session_id": "s", "round_index": 1, "input_tokens_total": 150, "prefix_tokens": 100, "output_tokens": 10, "timing_events": [
+    {"session_id": "s", "round_index": 1, "input_tokens_total": 150, "prefix_tokens": 100, "output_tokens": 10,
+     "timing_events": [
         {"event_type": "tool_result", "timestamp": "2026-06-01T05:40:50.938Z"},
         {"event_type": "text", "timestamp": "2026-06-01T05:41:04.862Z"}]},
 )  # fmt: skip
 OFFERED = lines(
-    {"request_id": "0", "source_row": 0, "arrival_ns": 5, "prompt_tokens": 40, "output_tokens": 3, "session": "s", "turn": 0,
-     "content": {"ids": [1, 2, 3], "width": 16, "scope": "", "seed": 0}, "slo": {"name": "fast", "ttft_s": 0.5}},
-    {"request_id": "1", "source_row": 1, "arrival_ns": 9, "prompt_tokens": 50, "output_tokens": 3, "session": "s", "turn": 1,
-     "after": "0", "think_ns": 4, "content": {"ids": [1, 2, 3, 4], "width": 16, "scope": "", "seed": 0}},
+    {"request_id": "0", "source_row": 0, "arrival_ns": 5, "prompt_tokens": 40, "output_tokens": 3,
+     "session": "s", "turn": 0, "content": {"ids": [1, 2, 3], "width": 16, "scope": "", "seed": 0},
+     "slo": {"name": "fast", "ttft_s": 0.5}},
+    {"request_id": "1", "source_row": 1, "arrival_ns": 9, "prompt_tokens": 50, "output_tokens": 3,
+     "session": "s", "turn": 1, "after": "0", "think_ns": 4,
+     "content": {"ids": [1, 2, 3, 4], "width": 16, "scope": "", "seed": 0}},
     {"request_id": "x", "source_row": 2, "arrival_ns": 9, "prompt_tokens": 7, "output_tokens": None, "priority": -1,
      "content": {"row": 2, "seed": 0}},
 )  # fmt: skip

@@ -12,7 +12,9 @@ MS = 10**6
 def ragged(rows, width, widths=None):
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
     flat = np.array([v for r in rows for v in r], dtype=np.int64)
-    return BlockIds(offsets, flat, width, None if widths is None else np.array([v for r in widths for v in r], np.int64))
+    return BlockIds(
+        offsets, flat, width, None if widths is None else np.array([v for r in widths for v in r], np.int64)
+    )
 
 
 @st.composite

@@ -45,6 +45,6 @@ def test_slos(name):
 
 
 def test_recorded_options_have_all_keys():
-    fields = {f for f in Recorded.__dataclass_fields__}
+    fields = set(Recorded.__dataclass_fields__)
     keys = {str(k) for k in compose.compose(["workload=trace"]).workload}
     assert keys - {"_target_"} == fields

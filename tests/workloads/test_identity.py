@@ -1,4 +1,4 @@
-"""Prefix identity: figures and engine agree with a trie built one id at a time, whatever widths and scopes there are."""
+"""Prefix identity: figures and engine agree with a trie built one id at a time, whatever the widths and scopes."""
 
 import numpy as np
 import pytest
@@ -86,6 +86,7 @@ def test_limited_memory_is_an_lru_of_whole_prefixes(trace, capacity):
 @given(prefixed(), st.sampled_from([1, 2, 4, 8]))
 def test_engine_blocks_are_equal_where_what_they_cover_is(trace, block_size):
     """A block's key is equal in two prompts just where all ids up to its last token are, width by width."""
+
     def covering(row: int, block: int):
         covered, path = 0, []
         for step in segments(trace, row):
@@ -134,7 +135,10 @@ def test_equal_segments_are_equal_tokens(ids, widths, rest):
     assert len(tokens) == total and tokens.min(initial=0) >= 0 and tokens.max(initial=0) < 500
     start = 0
     for segment, width in zip(ids, widths, strict=True):
-        assert tokens[start : start + width].tolist() == SegmentContent([segment], [width], "s", 3).tokens(width, 500).tolist()
+        assert (
+            tokens[start : start + width].tolist()
+            == SegmentContent([segment], [width], "s", 3).tokens(width, 500).tolist()
+        )
         start += width
 
 

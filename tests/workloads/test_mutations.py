@@ -18,9 +18,10 @@ from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import make_source
 
 ODD_VALUES = [
-    "NaN", "-NaN", "Infinity", "-1", "-0.0", "1e999", "1e-999", "9" * 30, "9" * 5000, "0x1F", "1_000", "١٢", "true", "null", "''",
-    '""', "[]", "{}", "[[]]", "[1,", "1.5", "12.0", "2023-11-16 18:17:03", "99999-01-01 00:00:00", "\x00", "é", "\u2028", "a,b", '"',
-    "18446744073709551616", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "[" * 3000,
+    "NaN", "-NaN", "Infinity", "-1", "-0.0", "1e999", "1e-999", "9" * 30, "9" * 5000, "0x1F", "1_000", "١٢", "true",
+    "null", "''", '""', "[]", "{}", "[[]]", "[1,", "1.5", "12.0", "2023-11-16 18:17:03", "99999-01-01 00:00:00", "\x00",
+    "é", "\u2028", "a,b", '"', "18446744073709551616", "[" * 3000,
+    "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
 ]  # fmt: skip
 ODD_BYTES = [b"\xff\xfe", b"\x00", "é".encode("latin-1"), b"\xef\xbb\xbf", b"\r", b"\n", b'"', b"\x1f\x8b"]
 
@@ -112,7 +113,9 @@ def test_the_files_themselves_are_sound(tmp_path, name):
     assert_sound(read(rows.write(tmp_path, name)))
 
 
-@given(st.text(max_size=200) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps))
+@given(
+    st.text(max_size=200) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps)
+)
 def test_files_of_anything(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("anything") / "file"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")

@@ -17,14 +17,20 @@ from schedlab.workloads.workload import Recorded
 
 EVERYTHING = ReadOptions(keep_failed=True, keep_empty=True)
 
-# rows, span s, rate, gap CV, variance/mean per s, prompt mean/median/p99/max, output mean/median/p99/max, prefix reuse %
+# rows, span s, rate, gap CV, variance/mean per s; then mean, median, p99, max of prompt and output; prefix reuse in %
 FIGURES = {
-    "azure-2023/AzureLLMInferenceTrace_code.csv.gz": ("8819 3436 2.57 13.15 13.2", "2048 1469 7436 7437", "28 13 251 1899", None),
-    "azure-2023/AzureLLMInferenceTrace_conv.csv.gz": ("19366 3502 5.53 1.09 1.39", "1155 1020 4142 14050", "211 129 601 1000", None),
-    "mooncake-fast25/conversation_trace.jsonl.gz": ("12031 3537 3.40 3.03 7.9", "12035 6909 85400 126195", "343 350 1119 2000", "37.4"),
-    "mooncake-fast25/synthetic_trace.jsonl.gz": ("3993 1022 3.91 1.01 1.09", "15325 11587 66456 191378", "149 69 768 893", "65.1"),
-    "ragpulse/0_trace.jsonl.gz": ("7106 604603 0.012 3.06 1.01", "2944 3140 5438 7712", "283 234 891 2183", "31.4"),
-    "burstgpt/BurstGPT_1.first400.csv": ("400 37269 0.011 4.56 1.01", "520 314 1958 2126", "277 230 1421 2019", None),
+    "azure-2023/AzureLLMInferenceTrace_code.csv.gz":
+        ("8819 3436 2.57 13.15 13.2", "2048 1469 7436 7437", "28 13 251 1899", None),
+    "azure-2023/AzureLLMInferenceTrace_conv.csv.gz":
+        ("19366 3502 5.53 1.09 1.39", "1155 1020 4142 14050", "211 129 601 1000", None),
+    "mooncake-fast25/conversation_trace.jsonl.gz":
+        ("12031 3537 3.40 3.03 7.9", "12035 6909 85400 126195", "343 350 1119 2000", "37.4"),
+    "mooncake-fast25/synthetic_trace.jsonl.gz":
+        ("3993 1022 3.91 1.01 1.09", "15325 11587 66456 191378", "149 69 768 893", "65.1"),
+    "ragpulse/0_trace.jsonl.gz":
+        ("7106 604603 0.012 3.06 1.01", "2944 3140 5438 7712", "283 234 891 2183", "31.4"),
+    "burstgpt/BurstGPT_1.first400.csv":
+        ("400 37269 0.011 4.56 1.01", "520 314 1958 2126", "277 230 1421 2019", None),
 }  # fmt: skip
 
 
@@ -158,7 +164,12 @@ def test_mooncake_equals_a_plain_reading_of_the_file(traces):
 def test_format_samples_load(traces):
     assert len(read(traces / "splitwise-sim/test_trace.csv")) == 3
     assert len(read(traces / "llmservingsim/example_trace.jsonl")) == 10
-    sizes = {"multi_session_example.csv": 8, "multi_session_large.csv": 303, "session_workload_example.csv": 11, "round_trace.jsonl": 19}
+    sizes = {
+        "multi_session_example.csv": 8,
+        "multi_session_large.csv": 303,
+        "session_workload_example.csv": 11,
+        "round_trace.jsonl": 19,
+    }
     assert {name: len(read(traces / "tracelab" / name)) for name in sizes} == sizes
 
 

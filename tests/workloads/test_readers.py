@@ -54,7 +54,9 @@ def test_compression_is_told_by_content(tmp_path, name):
 
 
 def test_unknown_keys_name_the_formats(tmp_path):
-    with pytest.raises(TraceError, match=r"key set \('a', 'b'\) is no format's own; set format to one of azure, bailian"):
+    with pytest.raises(
+        TraceError, match=r"key set \('a', 'b'\) is no format's own; set format to one of azure, bailian"
+    ):
         read(put(tmp_path, "x.csv", "a,b\n1,2\n"))
     with pytest.raises(ConfigError, match="no trace format 'azur'; there are azure, "):
         read(rows.write(tmp_path, "azure"), "azur")
@@ -68,7 +70,9 @@ def test_lengths_without_ids_are_not_guessed_by_magnitude(tmp_path):
 
 
 def test_an_option_that_a_format_has_no_use_for_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="format azure has no use for block_size; it takes keep_empty, keep_failed, strict"):
+    with pytest.raises(
+        ConfigError, match="format azure has no use for block_size; it takes keep_empty, keep_failed, strict"
+    ):
         read(rows.write(tmp_path, "azure"), options=ReadOptions(block_size=16))
 
 
@@ -82,7 +86,9 @@ def test_a_reader_can_be_named_by_its_module(tmp_path):
 
 def test_azure_keeps_every_digit(tmp_path):
     stamps = [f"2023-11-16 18:00:00.{ms:03d}0000" for ms in (1, 2, 9, 11)]
-    trace = read(put(tmp_path, "a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{s},5,5\r\n" for s in stamps)))
+    trace = read(
+        put(tmp_path, "a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{s},5,5\r\n" for s in stamps))
+    )
     assert trace.arrival_ns.tolist() == [0, MS, 8 * MS, 10 * MS]
     assert trace.provenance.origin == "2023-11-16T18:00:00.001000000"
 
@@ -93,7 +99,9 @@ def test_azure_2024_mixes_fractions(tmp_path):
 
 def test_stamps_with_and_without_offset_in_one_file_name_the_row(tmp_path):
     text = rows.AZURE + "2023-11-16 18:17:05+00:00,1,1\n"
-    with pytest.raises(TraceError, match=r"a\.csv: row 3 \(line 5\): TIMESTAMP is '2023-11-16 18:17:05\+00:00', expected a stamp"):
+    with pytest.raises(
+        TraceError, match=r"a\.csv: row 3 \(line 5\): TIMESTAMP is '2023-11-16 18:17:05\+00:00', expected a stamp"
+    ):
         read(put(tmp_path, "a.csv", text), "azure")
 
 
@@ -130,7 +138,9 @@ def test_time_unit_can_be_said(tmp_path):
 
 @pytest.mark.parametrize("bad", [-1, "-1", float("nan"), float("inf"), "soon", True, 1e300, [1]])
 def test_times_that_are_none_name_the_row(tmp_path, bad):
-    with pytest.raises(TraceError, match=r"m\.jsonl: row 1 \(line 2\): timestamp is .*, expected a finite time of at least 0"):
+    with pytest.raises(
+        TraceError, match=r"m\.jsonl: row 1 \(line 2\): timestamp is .*, expected a finite time of at least 0"
+    ):
         mooncake(tmp_path, row(0), row(bad))
 
 
@@ -200,7 +210,10 @@ def test_blank_lines_and_byte_order_marks_are_nothing(tmp_path):
 
 def test_damaged_files_are_one_line(tmp_path):
     whole = gzip.compress(rows.MOONCAKE.encode() * 50)
-    for name, data in {"cut": whole[: len(whole) // 2], "flipped": whole[:40] + bytes([whole[40] ^ 255]) + whole[41:]}.items():
+    for name, data in {
+        "cut": whole[: len(whole) // 2],
+        "flipped": whole[:40] + bytes([whole[40] ^ 255]) + whole[41:],
+    }.items():
         path = tmp_path / name
         path.write_bytes(data)
         with pytest.raises(TraceError, match=f"{name}: (damaged or truncated compressed file|row)"):
@@ -219,7 +232,8 @@ def test_damaged_files_are_one_line(tmp_path):
 
 
 def test_a_count_of_ids_that_does_not_fit_names_what_would(tmp_path):
-    said = r"row 1 \(line 2\): 2 block ids for a prompt of 20 tokens, expected 1 of 512 tokens; block sizes 10 to 19 would fit"
+    fault = "2 block ids for a prompt of 20 tokens, expected 1 of 512 tokens; block sizes 10 to 19 would fit"
+    said = rf"row 1 \(line 2\): {fault}"
     with pytest.raises(TraceError, match=said):
         mooncake(tmp_path, row(0), row(1, prompt=20, ids=[1, 2]))
     trace = mooncake(tmp_path, row(0, prompt=20, ids=[1, 2]), block_size=16)
@@ -358,9 +372,19 @@ def test_tables_of_three_kinds_are_equal(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    data = {"arrival": [0, 5], "prompt_tokens": [3, 4], "output_tokens": [1, 2], "session": ["a", "a"], "think": [None, 2]}
+    data = {
+        "arrival": [0, 5],
+        "prompt_tokens": [3, 4],
+        "output_tokens": [1, 2],
+        "session": ["a", "a"],
+        "think": [None, 2],
+    }
     as_rows = [dict(zip(data, cells, strict=True)) for cells in zip(*data.values(), strict=True)]
-    text = ",".join(data) + "\n" + "".join(",".join("" if v is None else str(v) for v in r.values()) + "\n" for r in as_rows)
+    text = (
+        ",".join(data)
+        + "\n"
+        + "".join(",".join("" if v is None else str(v) for v in r.values()) + "\n" for r in as_rows)
+    )
     paths = [put(tmp_path, "t.csv", text), put(tmp_path, "t.jsonl", rows.lines(*as_rows)), tmp_path / "t.parquet"]
     parquet.write_table(pyarrow.table(data), paths[2])
     traces = [read(path, "table", ReadOptions(time_unit="ms")) for path in paths]
@@ -384,3 +408,34 @@ def test_tables_say_what_they_lack(tmp_path):
 def test_lengths_alone_are_marked(tmp_path):
     trace = read(put(tmp_path, "v.csv", "num_prefill_tokens,num_decode_tokens\n5,6\n7,8\n"))
     assert not trace.stamped.any() and np.array_equal(trace.arrival_ns, [0, 0])
+
+
+def test_sharegpt_with_a_tokenizer_from_a_folder(tmp_path):
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = {word: number for number, word in enumerate(["[UNK]", "one", "two", "three"])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(tmp_path / "tokenizer")
+    talk = {"id": "c", "conversations": [{"from": "human", "value": "one two three"}, {"from": "gpt", "value": "two"}]}
+    path = put(tmp_path, "s.jsonl", rows.lines(talk))
+    trace = read(path, "sharegpt", ReadOptions(tokenizer=str(tmp_path / "tokenizer")))
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([3], [1])
+    with pytest.raises(ConfigError, match=r"tokenizer=.*none cannot be loaded"):
+        read(path, "sharegpt", ReadOptions(tokenizer=str(tmp_path / "none")))
+
+
+def test_zstd_is_read_or_says_what_to_install(tmp_path):
+    try:
+        import zstandard
+    except ImportError:
+        path = tmp_path / "m.zst"
+        path.write_bytes(b"\x28\xb5\x2f\xfd" + b"rest")
+        with pytest.raises(TraceError, match="is zstd-compressed; install the package zstandard to read it"):
+            read(path, "mooncake")
+        return
+    packed = tmp_path / "packed"
+    packed.write_bytes(zstandard.compress(rows.MOONCAKE.encode()))
+    assert read(packed).equals(read(rows.write(tmp_path, "mooncake")))
+    packed.write_bytes(packed.read_bytes()[:-5])
+    with pytest.raises(TraceError):
+        read(packed, "mooncake")

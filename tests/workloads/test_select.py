@@ -24,7 +24,9 @@ MS, S = 10**6, 10**9
 def trace(arrivals_s, prompt=10, output=3, **columns) -> Trace:
     n = len(arrivals_s)
     full = lambda v: np.full(n, v) if isinstance(v, int) else np.array(v)  # noqa: E731
-    return Trace("t", np.arange(n), np.rint(np.array(arrivals_s) * S).astype(np.int64), full(prompt), full(output), **columns)
+    return Trace(
+        "t", np.arange(n), np.rint(np.array(arrivals_s) * S).astype(np.int64), full(prompt), full(output), **columns
+    )
 
 
 def column(*values):
@@ -155,7 +157,7 @@ def test_scales_multiply_times_and_think_times():
     assert slow.arrival_ns.tolist() == [0, 2 * S, 6 * S] and slow.think_ns.tolist() == [-1, 20, -1]
     assert select.scale_time(tied, 0.5, think_scale=3.0).think_ns.tolist() == [-1, 30, -1]
     for bad in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="time_scale=.*, expected a finite number above 0"):
+        with pytest.raises(ConfigError, match=r"time_scale=.*, expected a finite number above 0"):
             select.scale_time(tied, bad)
 
 
@@ -180,7 +182,9 @@ def test_jitter_stays_in_its_tick_and_keeps_file_order(seed):
 
 
 def test_other_arrivals_keep_sessions_whole():
-    tied = trace([0, 1, 2, 9], session=sessions("a", "b", "a", None), after=column(-1, -1, 0, -1), think_ns=column(-1, -1, 5, -1))
+    tied = trace(
+        [0, 1, 2, 9], session=sessions("a", "b", "a", None), after=column(-1, -1, 0, -1), think_ns=column(-1, -1, 5, -1)
+    )
     again = select.rearrive(tied, Constant(0.1), stream(0, "x"))
     assert again.source_row.tolist() == [0, 2, 1, 3] and again.after.tolist() == [-1, 0, -1, -1]
     assert again.arrival_ns.tolist() == [10 * S, 12 * S, 20 * S, 30 * S]
@@ -199,7 +203,13 @@ def test_untied_turns_need_stamps():
 
 
 def test_turns_that_contain_output_are_declared():
-    tied = trace([0, 1, 2], prompt=[10, 13, 15], session=sessions("s", "s", "s"), after=column(-1, 0, 1), think_ns=column(-1, 5, 5))
+    tied = trace(
+        [0, 1, 2],
+        prompt=[10, 13, 15],
+        session=sessions("s", "s", "s"),
+        after=column(-1, 0, 1),
+        think_ns=column(-1, 5, 5),
+    )
     grown = select.grow_sessions(tied)
     assert grown.grows.tolist() == [False, True, False]
     assert grown.provenance.counts == {"histories_begun_anew": 1}
@@ -224,7 +234,7 @@ def test_seeds_cut_disjoint_parts(tmp_path):
     parts = [workload.load(seed).source_row.tolist() for seed in range(3)]
     assert parts == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert workload.load(2).arrival_ns[0] == 0
-    with pytest.raises(ConfigError, match=r"seed=3 needs requests 9 to 12 of trace, which has 10: there are 3 disjoint parts"):
+    with pytest.raises(ConfigError, match="seed=3 needs requests 9 to 12 of trace, which has 10: there are 3 disjoint"):
         workload.load(3)
     windows = saved(tmp_path, trace(range(10)), window=[1, 4])
     assert [windows.load(seed).source_row.tolist() for seed in (0, 1)] == [[1, 2, 3], [4, 5, 6]]
@@ -306,6 +316,6 @@ def test_a_missing_file_says_where_to_get_it(tmp_path):
 def test_describe_says_what_will_be_offered(tmp_path):
     workload = saved(tmp_path, trace([0, 1, 2, 3, 4], session=sessions("a", "a", None, None, None)), max_requests=4)
     assert workload.describe().startswith(
-        "trace: 4 requests over 3.0 s, 1.33 a second on average, 1 later turns arrive as stamped, whether or not the turn "
-        "before has ended, 1 rows beyond max requests (assumed: times in ms; "
+        "trace: 4 requests over 3.0 s, 1.33 a second on average, 1 later turns arrive as stamped, whether or not the "
+        "turn before has ended, 1 rows beyond max requests (assumed: times in ms; "
     )

@@ -1,4 +1,4 @@
-"""ServeGen's clients: rates kept through bursts, shares kept under scaling, and one line for every fault in the data."""
+"""ServeGen's clients: rates kept through bursts, shares under scaling, and one line for every fault in the data."""
 
 import json
 
@@ -27,7 +27,9 @@ def test_idle_windows_are_silent_and_lengths_follow_the_data(tmp_path):
     assert (trace.prompt_tokens == 20).mean() == pytest.approx(0.75, abs=0.05)
 
 
-@pytest.mark.parametrize("window", [Window(0, 1.0, "Gamma", 0.05), Window(0, 1.0, "Weibull", 0.3), Window(0, 1.0, "Gamma", 4.0)])
+@pytest.mark.parametrize(
+    "window", [Window(0, 1.0, "Gamma", 0.05), Window(0, 1.0, "Weibull", 0.3), Window(0, 1.0, "Gamma", 4.0)]
+)
 def test_bursty_windows_keep_their_rate(window):
     one = ServeGenClient("c", (window,), 600.0, {})
     counts = [len(one._times(window, stream(seed, "x"), 1.0)) for seed in range(400)]
@@ -48,7 +50,14 @@ def test_target_rate_scales_all_clients_alike(tmp_path):
 
 
 def test_multimodal_prompts_are_sums(tmp_path):
-    lengths = {"0": {"text_tokens": "{5: 1.0}", "image_tokens": "{100: 1.0}", "audio_tokens": "{0: 1.0}", "output_tokens": "{3: 1.0}"}}
+    lengths = {
+        "0": {
+            "text_tokens": "{5: 1.0}",
+            "image_tokens": "{100: 1.0}",
+            "audio_tokens": "{0: 1.0}",
+            "output_tokens": "{3: 1.0}",
+        }
+    }
     trace = ServeGen(clients=[client(tmp_path, lengths=lengths)], duration_s=1800).load()
     assert set(trace.prompt_tokens.tolist()) == {105}
 
@@ -62,10 +71,22 @@ def test_multimodal_prompts_are_sums(tmp_path):
         ("0,1,1,Pareto,1,1\n", None, "an active window of pattern 'Pareto', expected Gamma or Weibull with a shape"),
         ("0,1,1,,0,0\n", None, "an active window of pattern ''"),
         ("", None, r"c-trace\.csv: has no windows"),
-        (None, {"0": {"input_tokens": "{}", "output_tokens": "{}"}}, "c: active at 600 s, but its data has no lengths for then"),
+        (
+            None,
+            {"0": {"input_tokens": "{}", "output_tokens": "{}"}},
+            "c: active at 600 s, but its data has no lengths for then",
+        ),
         (None, {"0": {"input_tokens": "__import__('os')", "output_tokens": "{}"}}, "not a map of windows"),
-        (None, {"0": {"input_tokens": "{1: -1.0}", "output_tokens": "{1: 1.0}"}}, "input_tokens has counts or probabilities"),
-        (None, {"0": {"input_tokens": "{1.5: 1.0}", "output_tokens": "{1: 1.0}"}}, "input_tokens has counts or probabilities"),
+        (
+            None,
+            {"0": {"input_tokens": "{1: -1.0}", "output_tokens": "{1: 1.0}"}},
+            "input_tokens has counts or probabilities",
+        ),
+        (
+            None,
+            {"0": {"input_tokens": "{1.5: 1.0}", "output_tokens": "{1: 1.0}"}},
+            "input_tokens has counts or probabilities",
+        ),
         (None, {"x": {}}, "not a map of windows"),
     ],
 )

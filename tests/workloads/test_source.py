@@ -59,9 +59,14 @@ def test_parts_and_pauses_change_nothing(random_trace, size, data):
 
 
 def test_requests_of_one_instant_come_in_trace_order():
-    tied = trace([0, 5, 5, 5], session=Labels(column(0, -1, 0, -1), ("s",)), after=column(-1, -1, 0, -1), think_ns=column(-1, -1, 2 * MS, -1))
+    tied = trace(
+        [0, 5, 5, 5],
+        session=Labels(column(0, -1, 0, -1), ("s",)),
+        after=column(-1, -1, 0, -1),
+        think_ns=column(-1, -1, 2 * MS, -1),
+    )
     source = make_source(tied, Terms())
-    first, = source.pop(0)
+    (first,) = source.pop(0)
     source.finished(first, 3 * MS)  # the second turn is due at 5 ms, among the others
     assert [r.source_row for r in source.pop(5 * MS)] == [1, 2, 3]
 
@@ -70,7 +75,7 @@ def test_requests_of_one_instant_come_in_trace_order():
 def test_the_next_turn_comes_whatever_the_end(end):
     tied = trace([0, 0], session=Labels(column(0, 0), ("s",)), after=column(-1, 0), think_ns=column(-1, 4 * MS))
     source = make_source(tied, Terms())
-    request, = source.pop(0)
+    (request,) = source.pop(0)
     assert source.peek() is None, "nothing is pending while the turn runs"
     request._state = end
     source.finished(request, 10 * MS)
@@ -82,7 +87,7 @@ def test_max_tokens_below_a_recorded_output_names_the_row():
         make_source(trace([0, 1, 2], output=[3, 9, 12]), Terms(max_tokens=8))
     with pytest.raises(TraceError, match="above max_tokens=2"):
         make_source(trace([0], output=3, max_tokens=column(2)), Terms())
-    request, = make_source(trace([0], max_tokens=column(5)), Terms(max_tokens=3)).pop(0)
+    (request,) = make_source(trace([0], max_tokens=column(5)), Terms(max_tokens=3)).pop(0)
     assert request.max_tokens == 5, "a row's own cap wins"
 
 
@@ -107,7 +112,7 @@ def test_kinds_of_content():
     assert [type(r.content) for r in make_source(plain, Terms()).pop(0)] == [IdContent, UniqueContent, IdContent]
     segments = trace([0], ids=strategies.ragged([[1, 2]], 0, [[4, 5]]))
     assert isinstance(make_source(segments, Terms()).pop(0)[0].content, SegmentContent)
-    request, = make_source(tokens, Terms()).pop(0)
+    (request,) = make_source(tokens, Terms()).pop(0)
     assert isinstance(request.content, TokenContent) and request.content.tokens(3, 100).tolist() == [7, 8, 9]
 
 
@@ -119,10 +124,14 @@ def test_unshared_prompts_differ_by_row_and_seed():
 
 
 def growing(**changes) -> Trace:
-    columns = dict(
-        session=Labels(column(0, 0, 0), ("s",)), turn=column(0, 1, 2), after=column(-1, 0, 1), think_ns=column(-1, 0, 0),
-        grows=np.array([False, True, True]), prompt=[10, 16, 30],
-    )  # fmt: skip
+    columns = {
+        "session": Labels(column(0, 0, 0), ("s",)),
+        "turn": column(0, 1, 2),
+        "after": column(-1, 0, 1),
+        "think_ns": column(-1, 0, 0),
+        "grows": np.array([False, True, True]),
+        "prompt": [10, 16, 30],
+    }
     return trace([0, 0, 0], **(columns | changes))
 
 
@@ -131,7 +140,7 @@ def answers(source, vocab=1000):
     number = count(500)
     seen = []
     while (due := source.peek()) is not None:
-        request, = source.pop(due)
+        (request,) = source.pop(due)
         request.output_token_ids = [next(number) for _ in range(3)]
         seen.append(request)
         source.finished(request, due + 1)
@@ -159,7 +168,9 @@ def test_without_tokens_only_the_identity_grows():
 
 
 def test_nothing_arrives_from_the_stop_on():
-    tied = trace([0, 2, 6], session=Labels(column(0, 0, -1), ("s",)), after=column(-1, 0, -1), think_ns=column(-1, 4 * MS, -1))
+    tied = trace(
+        [0, 2, 6], session=Labels(column(0, 0, -1), ("s",)), after=column(-1, 0, -1), think_ns=column(-1, 4 * MS, -1)
+    )
     source = Until(make_source(tied, Terms()), 5 * MS)
     seen = replay(source, lambda r: 3 * MS)
     assert [r.source_row for _, r in seen] == [0] and source.peek() is None

@@ -54,7 +54,10 @@ def test_chunks_join_without_a_seam(monkeypatch):
     assert first_arrivals(Constant(3.0), stream(0, "x"), 100) == pytest.approx(whole[:100])
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 50), st.floats(0, 20)), min_size=2, max_size=6), st.sampled_from(["linear", "step"]))
+@given(
+    st.lists(st.tuples(st.floats(0.01, 50), st.floats(0, 20)), min_size=2, max_size=6),
+    st.sampled_from(["linear", "step"]),
+)
 def test_rate_curves_put_arrivals_where_the_integral_says(steps, shape):
     times = np.cumsum([length for length, _ in steps])
     points = list(zip(times.tolist(), [rate for _, rate in steps], strict=True))
@@ -79,8 +82,9 @@ def test_a_ramp_of_poisson_arrivals_rises():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Poisson(0), lambda: Poisson(float("nan")), lambda: Gamma(1, 0), lambda: Weibull(1, -1), lambda: Constant(float("inf")),
-     lambda: RateCurve([[0, 1]], Poisson(1)), lambda: RateCurve([[0, 1], [-1, 1]], Poisson(1)),
+    [lambda: Poisson(0), lambda: Poisson(float("nan")), lambda: Gamma(1, 0), lambda: Weibull(1, -1),
+     lambda: Constant(float("inf")), lambda: RateCurve([[0, 1]], Poisson(1)),
+     lambda: RateCurve([[0, 1], [-1, 1]], Poisson(1)),
      lambda: RateCurve([[0, 1], [1, 1]], Poisson(1), "cubic"), lambda: Fixed(0, 1), lambda: Uniform((5, 4), (1, 1)),
      lambda: Lognormal(0, 1, 1, 1), lambda: Lognormal(5, 1, 5, 1, correlation=2), lambda: SystemPrompts(0, 5),
      lambda: ThinkTime(-1), lambda: ThinkTime(float("inf")), lambda: Synthetic(arrivals=Poisson(1), lengths=LENGTHS),
@@ -131,7 +135,10 @@ def test_common_work_is_drawn_gap_prompt_output():
         CommonWork(num_requests=9000),
         Synthetic(num_requests=9000, arrivals=Poisson(8), lengths=LENGTHS),
         Synthetic(num_requests=5000, arrivals=Poisson(8), lengths=LENGTHS, prefixes=SystemPrompts(3, (20, 60))),
-        Synthetic(duration_s=300, clients={"a": Client(Poisson(4), LENGTHS), "b": Client(Gamma(2, 4), LENGTHS, priority=2, slo="x")}),
+        Synthetic(
+            duration_s=300,
+            clients={"a": Client(Poisson(4), LENGTHS), "b": Client(Gamma(2, 4), LENGTHS, priority=2, slo="x")},
+        ),
     ],
     ids=["common", "plain", "prefixes", "clients"],
 )
@@ -195,7 +202,9 @@ def test_conversations_grow_by_answer_and_words():
 
 
 def test_conversations_under_system_prompts_share_by_ids():
-    trace = Conversations(num_sessions=40, arrivals=Poisson(1), lengths=LENGTHS, turns=3, system_prompts=SystemPrompts(2, 64)).load()
+    trace = Conversations(
+        num_sessions=40, arrivals=Poisson(1), lengths=LENGTHS, turns=3, system_prompts=SystemPrompts(2, 64)
+    ).load()
     assert trace.grows is None
     for row in range(len(trace)):
         before = int(trace.after[row])
@@ -207,7 +216,9 @@ def test_conversations_under_system_prompts_share_by_ids():
 
 
 def test_contexts_end_at_their_limit():
-    trace = Conversations(num_sessions=20, arrivals=AllAtOnce(), lengths=Fixed(50, 50), turns=20, max_context=310).load()
+    trace = Conversations(
+        num_sessions=20, arrivals=AllAtOnce(), lengths=Fixed(50, 50), turns=20, max_context=310
+    ).load()
     assert (trace.prompt_tokens + trace.output_tokens).max() == 300
     assert trace.provenance.counts["turns_beyond_max_context"] > 0
 
@@ -235,6 +246,8 @@ def test_a_slow_policy_shifts_when_requests_come_but_not_what_they_are():
     fast, slow = (replay(loop.source(8192), lambda r, s=s: s * S) for s in (1, 20))
 
     def what(seen):
-        return sorted((r.client, r.source_row, r.num_prompt_tokens, r.recorded_output_tokens, r.think_ns or 0) for _, r in seen)
+        return sorted(
+            (r.client, r.source_row, r.num_prompt_tokens, r.recorded_output_tokens, r.think_ns or 0) for _, r in seen
+        )
 
     assert what(fast) == what(slow) and fast[-1][0] < slow[-1][0]

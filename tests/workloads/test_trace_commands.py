@@ -68,9 +68,11 @@ def test_convert_takes_a_run_directory(tmp_path, screen):
     run = tmp_path / "run"
     run.mkdir()
     rows.write(run, "offered").rename(run / "workload.jsonl.gz")
-    commands.convert(run, tmp_path / "m.jsonl", options=ReadOptions(), console=screen)
+    with pytest.raises(ConfigError, match=r"the output of row 2 is not known \(1 such rows\), the request is live"):
+        commands.convert(run, tmp_path / "m.jsonl", console=screen)
+    commands.convert(run, tmp_path / "m.jsonl", max_requests=2, console=screen)
     again = read(tmp_path / "m.jsonl", "mooncake", ReadOptions(block_size=16))
-    assert again.think_ns.tolist() == [-1, 4, -1]
+    assert again.think_ns.tolist() == [-1, 4]
 
 
 def test_synthesize_writes_a_configured_workload(tmp_path, screen):

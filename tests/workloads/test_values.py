@@ -1,5 +1,6 @@
 """Strict parsing: the bulk paths agree with the exact one, and what is no number is refused with its place."""
 
+from datetime import datetime
 from decimal import Decimal
 
 import numpy as np
@@ -28,8 +29,8 @@ def test_counts_read_alike_in_every_spelling(numbers):
 
 
 @pytest.mark.parametrize(
-    "value", ["", " ", "x", "1_0", "-1", -1, 1.5, "1.5", True, False, None, float("nan"), "nan", float("inf"), "inf", "-inf",
-              2**31, 10**400, "9" * 400, "1e999999999", "١", [], {}, "0x10"],
+    "value", ["", " ", "x", "1_0", "-1", -1, 1.5, "1.5", True, False, None, float("nan"), "nan", float("inf"), "inf",
+              "-inf", 2**31, 10**400, "9" * 400, "1e999999999", "١", [], {}, "0x10"],
 )  # fmt: skip
 def test_what_is_no_token_count_is_refused_where_it_stands(value):
     with pytest.raises(BadValue) as raised:
@@ -37,7 +38,9 @@ def test_what_is_no_token_count_is_refused_where_it_stands(value):
     assert raised.value.row == 2
 
 
-@pytest.mark.parametrize("value", ["", "nan", "-0.001", float("inf"), float("-inf"), -1, True, None, "1_0", 1e300, "1e30", 2**63])
+@pytest.mark.parametrize(
+    "value", ["", "nan", "-0.001", float("inf"), float("-inf"), -1, True, None, "1_0", 1e300, "1e30", 2**63]
+)
 def test_what_is_no_time_is_refused_where_it_stands(value):
     with pytest.raises(BadValue) as raised:
         values.times([0, value], values.UNITS["s"])
@@ -52,10 +55,9 @@ def test_times_beyond_the_range_of_floats_are_exact():
 stamp = st.builds(
     lambda moment, digits, fraction: (
         moment.strftime("%Y-%m-%d %H:%M:%S") + ("." + fraction[:digits] if digits else ""),
-        int((moment - __import__("datetime").datetime(1970, 1, 1)).total_seconds()) * 10**9
-        + int((fraction[:digits] or "0").ljust(9, "0")),
+        int((moment - datetime(1970, 1, 1)).total_seconds()) * 10**9 + int((fraction[:digits] or "0").ljust(9, "0")),
     ),
-    st.datetimes(min_value=__import__("datetime").datetime(2000, 1, 1), max_value=__import__("datetime").datetime(2100, 1, 1)),
+    st.datetimes(min_value=datetime(2000, 1, 1), max_value=datetime(2100, 1, 1)),
     st.integers(0, 9),
     st.text("0123456789", min_size=9, max_size=9),
 )
@@ -73,7 +75,10 @@ def test_stamps_with_offsets_are_in_utc():
     assert np.diff(ns).tolist() == [1000, -1000]
 
 
-@pytest.mark.parametrize("bad", ["2023-13-01 00:00:00", "2023-01-01", "now", "NaT", "2023-01-01 00:00:00+00:00", "", "2023-01-01 00:00:00.", 5])
+@pytest.mark.parametrize(
+    "bad",
+    ["2023-13-01 00:00:00", "2023-01-01", "now", "NaT", "2023-01-01 00:00:00+00:00", "", "2023-01-01 00:00:00.", 5],
+)
 def test_what_is_no_stamp_like_the_others_is_refused(bad):
     good = "2023-01-01 00:00:00"
     with pytest.raises(BadValue) as raised:

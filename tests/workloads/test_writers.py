@@ -13,6 +13,7 @@ from schedlab.framework.request import SLO, EngineRequest, SamplingParams
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers import read
 from schedlab.workloads.source import Terms
+from schedlab.workloads.statistics import reuse
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import make_source
 from schedlab.workloads.writers import WorkloadWriter, write_mooncake, write_offered, write_vidur
@@ -32,7 +33,9 @@ def offered(source, path, service_ns) -> list[EngineRequest]:
 @given(strategies.traces(), st.integers(0, 30), st.integers(0, 2), st.integers(0, 99))
 def test_a_run_repeats_from_its_own_folder(tmp_path_factory, trace, service_ms, preparation_ms, seed):
     path = tmp_path_factory.mktemp("run") / "workload.jsonl.gz"
-    terms = Terms(slo=SLO("default", 1.0), prompt_seed=seed, preparation_ns=preparation_ms * MS, delivery_ns=5, max_tokens=9)
+    terms = Terms(
+        slo=SLO("default", 1.0), prompt_seed=seed, preparation_ns=preparation_ms * MS, delivery_ns=5, max_tokens=9
+    )
     first = offered(make_source(trace, terms), path, service_ms * MS)
     again = read(path)
     source = make_source(again, Terms(slo_classes=again.slo_classes, prompt_seed=again.provenance.prompt_seed or 0))
@@ -54,7 +57,7 @@ def test_live_requests_keep_their_tokens_and_sampling(tmp_path):
     live = EngineRequest("live", 5, 3, TokenContent([7, 8, 9]), max_tokens=20, sampling=sampling, source_row=0)
     with WorkloadWriter(path) as writer:
         writer.write(live)
-    again, = make_source(read(path), Terms()).pop(5)
+    (again,) = make_source(read(path), Terms()).pop(5)
     assert facts(again) == facts(live)
 
 
@@ -107,3 +110,12 @@ def test_equal_traces_are_equal_files(tmp_path):
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
         write_mooncake(trace, tmp_path / name)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+def test_local_ids_without_tails_become_global_ids_with(traces, tmp_path):
+    weka = read(traces / "weka-agentic/sessions_49.jsonl.gz")
+    write_mooncake(weka, tmp_path / "m.jsonl.gz")
+    again = read(tmp_path / "m.jsonl.gz", "mooncake", ReadOptions(block_size=64))
+    assert again.scope is None and reuse(again).prefix == pytest.approx(reuse(weka).prefix, abs=1e-12)
+    assert reuse(again).unique_blocks == reuse(weka).unique_blocks + int((weka.prompt_tokens % 64 > 0).sum())
+    assert (again.after >= 0).sum() == (weka.after >= 0).sum() - 6, "six sub-agents no longer wait for their parents"

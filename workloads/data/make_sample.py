@@ -1,10 +1,14 @@
-"""Makes `sample.jsonl.gz`, the embedded sample trace. Synthetic: no row of it was recorded anywhere.
+"""Draws the requests of the embedded sample; `sample.jsonl.gz` is the recording of a run of them.
 
-    python -m schedlab.workloads.data.make_sample [FILE]
+    python -m schedlab.workloads.data.make_sample drawn.jsonl.gz
+    schedlab run workload=trace workload.path=drawn.jsonl.gz workload.format=mooncake workload.block_size=16 \\
+        policy=chunked_prefill engine=virtual hardware=h100 model=llama3.1-8b hydra.run.dir=recorded
+    schedlab trace convert recorded sample.jsonl.gz
 
 Three kinds of traffic share 25 seconds: chat sessions of several turns under two system prompts, short calls without
 any shared prefix, and long documents of which some are asked about twice; a burst arrives at second 12. Ids stand for
-16 tokens each. A later turn's prompt is the turn before, its output, and the user's next words.
+16 tokens each. A later turn's prompt is the turn before, its output, and the user's next words; it has a delay and no
+stamp, which only a run can give it.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ import random
 import sys
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from schedlab.workloads.writers import encode_json, open_out
@@ -35,13 +38,12 @@ class Prompts:
         return ids[:shared] + [next(self.fresh) for _ in range(shared, -(-length // WIDTH))]
 
 
-def row(at_s: float, prompt: int, output: int, ids: list[int], **extra: Any) -> dict[str, Any]:
-    return {"timestamp": round(at_s * 1000), "input_length": prompt, "output_length": output, "hash_ids": ids, **extra}
+def row(prompt: int, output: int, ids: list[int], **when: Any) -> dict[str, Any]:
+    return {**when, "input_length": prompt, "output_length": output, "hash_ids": ids}
 
 
-def service_s(prompt: int, output: int) -> float:
-    """Nominal time of a request, only to stamp the turns after it: 0.2 ms a prompt token, 12 ms an output token."""
-    return prompt * 0.0002 + output * 0.012
+def stamp(at_s: float) -> dict[str, Any]:
+    return {"timestamp": round(at_s * 1000)}
 
 
 def chat(
@@ -56,17 +58,16 @@ def chat(
         if prompt > 1500:
             break
         ids = prompts.extend(ids, known, prompt)
-        extra = {"session_id": name} | ({} if delay is None else {"delay": delay})
-        rows.append(row(at_s, prompt, output, ids, **extra))
+        when = stamp(at_s) if delay is None else {"delay": delay}
+        rows.append(row(prompt, output, ids, session_id=name, **when))
         known, context = prompt, prompt + output
         delay = round(min(4.0, draw.expovariate(1.0) + 0.3) * 1000)
-        at_s += service_s(prompt, output) + delay / 1000
     return rows
 
 
 def short_call(draw: random.Random, prompts: Prompts, at_s: float) -> dict[str, Any]:
     prompt = draw.randint(16, 120)
-    return row(at_s, prompt, draw.randint(4, 24), prompts.extend([], 0, prompt))
+    return row(prompt, draw.randint(4, 24), prompts.extend([], 0, prompt), **stamp(at_s))
 
 
 def document(draw: random.Random, prompts: Prompts, at_s: float) -> list[dict[str, Any]]:
@@ -76,25 +77,26 @@ def document(draw: random.Random, prompts: Prompts, at_s: float) -> list[dict[st
     rows: list[dict[str, Any]] = []
     for _ in range(draw.randint(1, 2)):
         prompt = length + draw.randint(12, 60)
-        rows.append(row(at_s, prompt, draw.randint(8, 48), prompts.extend(body, length, prompt)))
+        rows.append(row(prompt, draw.randint(8, 48), prompts.extend(body, length, prompt), **stamp(at_s)))
         at_s += draw.uniform(0.5, 3.0)
     return rows
 
 
 def sample(seed: int = 0) -> list[dict[str, Any]]:
-    """All rows in order of arrival."""
+    """All rows: those with a stamp in order of arrival, each session's later turns after its first."""
     draw, prompts = random.Random(seed), Prompts()
     systems = [(prompts.extend([], 0, n), n) for n in (144, 416)]
-    rows: list[dict[str, Any]] = []
+    groups: list[list[dict[str, Any]]] = []
     for number in range(48):
         at_s = draw.uniform(0, SPAN_S - 8) if number < 40 else draw.uniform(BURST_S, BURST_S + 1)
-        rows += chat(draw, prompts, f"chat-{number:02d}", at_s, *systems[draw.random() < 0.4])
+        groups.append(chat(draw, prompts, f"chat-{number:02d}", at_s, *systems[draw.random() < 0.4]))
     for number in range(80):
         at_s = draw.uniform(0, SPAN_S) if number < 50 else draw.uniform(BURST_S, BURST_S + 1)
-        rows.append(short_call(draw, prompts, at_s))
+        groups.append([short_call(draw, prompts, at_s)])
     for number in range(20):
-        rows += document(draw, prompts, draw.uniform(0, SPAN_S - 3) if number < 14 else BURST_S + draw.random())
-    return sorted(rows, key=lambda r: r["timestamp"])
+        at_s = draw.uniform(0, SPAN_S - 3) if number < 14 else BURST_S + draw.random()
+        groups += [[one] for one in document(draw, prompts, at_s)]
+    return [one for group in sorted(groups, key=lambda g: g[0]["timestamp"]) for one in group]
 
 
 def main(path: str) -> None:
@@ -104,4 +106,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).with_name("sample.jsonl.gz")))
+    main(sys.argv[1])

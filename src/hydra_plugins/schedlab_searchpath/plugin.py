@@ -37,6 +37,7 @@ class SchedlabSearchPath(SearchPathPlugin):
             search_path.append(provider=f"plugin:{origin(entry)}", path=f"pkg://{entry.value}")
         local = Path.cwd() / "conf"
         if local.is_dir() and not (local / "__init__.py").exists():  # not schedlab's own, seen from its repository
+            warn_of_hidden(config_options(local), "./conf", owners)
             search_path.append(provider="current folder", path=f"file://{local}")
 
 
@@ -79,4 +80,4 @@ def warn_of_hidden(options: Iterable[str], name: str, owners: dict[str, str]) ->
 
 
 def warn(message: str) -> None:
-    warnings.warn(f"plugin {message}", stacklevel=2)
+    warnings.warn(f"config {message}", stacklevel=2)

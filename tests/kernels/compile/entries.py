@@ -13,6 +13,7 @@ import launches
 import torch
 from harness import CodeFacts, compiling_for, cuda_facts
 from launches import FP8, attention
+
 from schedlab.kernels import configs
 
 SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}

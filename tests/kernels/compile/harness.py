@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import triton
-from schedlab.kernels import configs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from schedlab.kernels import configs
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

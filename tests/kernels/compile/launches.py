@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from schedlab.kernels.activation import silu_mul
 from schedlab.kernels.attention_decode import decode_attention
 from schedlab.kernels.attention_prefill import prefill_attention
 from schedlab.kernels.kv_write import rope_kv_write
 from schedlab.kernels.norm import rms_norm
 from schedlab.kernels.sampling import sample
-from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 
@@ -37,7 +38,9 @@ def attention(
     cache = meta(1000, 16, kv_heads, head_dim, dtype=cache_dtype or dtype)
     batch = cache, cache, indices(sequences, columns), indices(sequences)
     if phase == "prefill":
-        prefill_attention(meta(tokens, heads, head_dim, dtype=dtype), *batch, indices(sequences + 1), scale=0.1, **options)
+        prefill_attention(
+            meta(tokens, heads, head_dim, dtype=dtype), *batch, indices(sequences + 1), scale=0.1, **options
+        )
     else:
         decode_attention(meta(sequences, heads, head_dim, dtype=dtype), *batch, scale=0.1, **options)
 

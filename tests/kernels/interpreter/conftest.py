@@ -21,7 +21,9 @@ def pytest_configure(config):
     settings.register_profile("interpreter", settings.get_profile("short"), max_examples=8)
     settings.register_profile("full interpreter", settings.get_profile("full"), max_examples=100)
     settings.load_profile("full interpreter" if config.getoption("--full") else "interpreter")
-    config.addinivalue_line("filterwarnings", "ignore:overflow encountered in exp:RuntimeWarning")  # saturates, as meant
+    config.addinivalue_line(
+        "filterwarnings", "ignore:overflow encountered in exp:RuntimeWarning"
+    )  # saturates, as meant
 
 
 @pytest.fixture(scope="session")

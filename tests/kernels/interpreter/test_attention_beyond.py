@@ -1,12 +1,13 @@
-"""What the Triton attention kernels promise beyond the reference: the same bits in any batch, offsets of any size, errors."""
+"""What the Triton attention kernels promise beyond the reference: the same bits in any batch, any offset, errors."""
 
 import pytest
 import torch
 from cases import TOLERANCE, Case, build, error
+from shared_attention import DECODE, RAGGED
+
 from schedlab.kernels import configs
 from schedlab.kernels.attention_decode import decode_workspace
 from schedlab.kernels.configs import DecodeTile, PrefillTile
-from shared_attention import DECODE, RAGGED
 
 SMALL_PREFILL = PrefillTile(16, 16, 4, 1)
 SMALL_DECODE = DecodeTile(16, 32, 4, 1)
@@ -30,7 +31,7 @@ def test_many_tiles_and_splits(ops, case, tile):
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_decode_row_has_the_same_bits_in_any_batch(ops, window):
-    """Alone, among others, in another order, in wider tables: splits have a fixed size, and who computes one is free."""
+    """Alone, among others, in another order, in wider tables: splits have a fixed size, who computes one is free."""
     batch = build(Case(contexts=(100, 7, 70), heads=2, kv_heads=1, window=window))
     whole = batch.run(ops, tile=SMALL_DECODE)
     for rows in ([0], [2, 0], [1, 2, 0, 1]):
@@ -101,7 +102,9 @@ def test_token_strides_beyond_int32(ops, queries):
 def test_lengths_and_blocks_are_checked_where_they_can_be_read(ops):
     """On the device nobody looks; in host memory a wrong table is an error, not a wild read."""
     batch = build(DECODE)
-    with pytest.raises(ValueError, match=r"decode_attention: context_lens\[1\] must be in 0 .. 624, what 39 blocks hold"):
+    with pytest.raises(
+        ValueError, match=r"decode_attention: context_lens\[1\] must be in 0 .. 624, what 39 blocks hold"
+    ):
         batch.contexts[1] = 39 * 16 + 1
         batch.run(ops)
     batch = build(DECODE)
@@ -174,8 +177,13 @@ def test_wrong_outputs_and_workspaces_are_named(ops):
         build(RAGGED)._replace(starts=torch.arange(5)).run(ops)
 
 
+def test_decode_of_nothing(ops):
+    batch = build(Case(contexts=()))
+    assert batch.run(ops).shape == batch.q.shape
+
+
 def test_sizes_without_a_tile_are_named(ops):
-    with pytest.raises(ValueError, match="the head size must be at most 128 for torch.float32, got 192"):
+    with pytest.raises(ValueError, match=r"the head size must be at most 128 for torch\.float32, got 192"):
         build(Case(contexts=(5,), head_dim=192)).run(ops)
     with pytest.raises(ValueError, match="the head size must be at most 256, got 320"):
         build(Case(contexts=(5,), head_dim=320, dtype=torch.float16)).run(ops)

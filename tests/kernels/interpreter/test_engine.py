@@ -1,13 +1,13 @@
-"""The engine on the Triton kernels: the step that a GPU runs, here by the interpreter, gives the torch backend's tokens.
+"""The engine on the Triton kernels: the step of a GPU, run by the interpreter, draws the torch backend's tokens.
 
-A tiny model under a policy that chunks prompts beside decodes, in a pool small enough to preempt, with prompts that share
-their beginnings. Equal means equal tokens, or a top-2 logit gap of the torch backend below 1e-4 at the first difference.
+A tiny model under a policy that chunks prompts beside decodes, in a pool small enough to preempt, with prompts that
+share their beginnings. Equal means equal tokens, or a top-2 logit gap of the torch backend below 1e-4 at the first
+difference.
 """
 
 import random
 import statistics
 
-import pytest
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
@@ -42,7 +42,9 @@ def requests():
     draw = random.Random(1)
     system = [draw.randrange(3, 97) for _ in range(9)]
     prompts = [system + [draw.randrange(3, 97) for _ in range(own)] for own in (1, 9, 4, 6)]
-    return [EngineRequest(str(i), 0, len(p), TokenContent(p), recorded_output_tokens=OUTPUT) for i, p in enumerate(prompts)]
+    return [
+        EngineRequest(str(i), 0, len(p), TokenContent(p), recorded_output_tokens=OUTPUT) for i, p in enumerate(prompts)
+    ]
 
 
 class Watched(ModelExecutor):
@@ -56,7 +58,12 @@ class Watched(ModelExecutor):
     def logits(self, inputs):
         logits = super().logits(inputs)
         top = logits.topk(2).values
-        drawn = zip(inputs.emitting_S.tolist(), inputs.output_positions_S.tolist(), (top[:, 0] - top[:, 1]).tolist(), strict=True)
+        drawn = zip(
+            inputs.emitting_S.tolist(),
+            inputs.output_positions_S.tolist(),
+            (top[:, 0] - top[:, 1]).tolist(),
+            strict=True,
+        )
         for grant, position, gap in drawn:
             self.gaps[inputs.requests[grant].request_id, position] = gap
         counts = inputs.query_starts_N1[1:] - inputs.query_starts_N1[:-1]
@@ -88,5 +95,3 @@ def test_tokens_are_those_of_the_torch_backend(ops, monkeypatch):
         first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
         gap = torch_executor.gaps.get((other.request_id, other.num_prompt_tokens + (first or 0)))
         assert first is None or gap < GAP, f"request {request.request_id} differs at output {first}, gap {gap}"
-
-

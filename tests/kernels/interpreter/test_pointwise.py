@@ -43,7 +43,9 @@ def test_wrong_writes_are_named(ops, field, change, message):
 
 
 def test_rotation_wider_than_a_head_is_named(ops):
-    with pytest.raises(ValueError, match="rope_kv_write: cos must be of 1 to 32 columns, half of the rotary part, got 40"):
+    with pytest.raises(
+        ValueError, match="rope_kv_write: cos must be of 1 to 32 columns, half of the rotary part, got 40"
+    ):
         Write(half=40).run(ops)
 
 

@@ -19,7 +19,14 @@ from shared_sampling import logits
     ],
 )
 def test_wrong_arguments_are_named(ops, index, value, message):
-    arguments = [logits(), torch.ones(6), torch.zeros(6).long(), torch.ones(6), torch.zeros(6).long(), torch.zeros(6).long()]
+    arguments = [
+        logits(),
+        torch.ones(6),
+        torch.zeros(6).long(),
+        torch.ones(6),
+        torch.zeros(6).long(),
+        torch.zeros(6).long(),
+    ]
     arguments[index] = value
     with pytest.raises(ValueError, match=f"^sample: {message}"):
         ops.sample(*arguments)

@@ -1,0 +1,78 @@
+"""Jump rows of a step log as the steps that they stand for, by the rates that the run's manifest keeps.
+
+A jump is one row: how many steps, the cost inputs of the first, the total duration. What a step of it costs follows
+from the cost model's rates alone. Knows these rates and the steps table; knows nothing of engines or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
+from schedlab.framework.cost.model import CostExecutor
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.tables import Columns, RunTables
+
+UNKNOWN_WITHIN = ("free_blocks", "cached_blocks")
+"""Columns that a jump knows of its first step only: blocks are taken on the way, when is not logged."""
+
+
+def rates_of(executor: object) -> dict[str, Any] | None:
+    """What a manifest keeps of the executor of a virtual run; None for one that measures or makes up its durations."""
+    if not isinstance(executor, CostExecutor):
+        return None
+    return {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained)}
+
+
+def expanded_steps(run: RunTables) -> Columns:
+    """The steps of `run`, a row for each, equal to those of a run that was executed step by step.
+
+    Left out are the columns of UNKNOWN_WITHIN; a run with `engine.fast_forward=false` logs them. ConfigError where
+    jumps cannot be expanded: no rates in the manifest, or rates that do not give the durations of the log.
+    """
+    rates = (run.manifest or {}).get("cost")
+    if rates is None and (run.steps["repeat"] != 1).any():
+        raise ConfigError("steps: the log has jumps, and there is no manifest with the cost to expand them by")
+    return expand(run.steps, rates or {})
+
+
+def expand(steps: Columns, rates: Mapping[str, Any]) -> Columns:
+    """One row a step of the columns `steps`; `rates` as `rates_of` gives them."""
+    repeat = steps["repeat"]
+    row = np.repeat(np.arange(len(repeat)), repeat)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+    out: Columns = {name: _taken(column, row) for name, column in steps.items() if name not in UNKNOWN_WITHIN}
+    out["index"] += within
+    out["context_tokens"] += within * out["decode_tokens"]
+    out["scheduler_us"] = out["scheduler_us"] / repeat[row]
+    out["repeat"] = np.ones_like(row)
+    jumped = np.flatnonzero(repeat[row] != 1)
+    for n in np.unique(out["decode_tokens"][jumped]):
+        mine = jumped[out["decode_tokens"][jumped] == n]
+        cost = DecodeCost(Coefficients(**rates["coefficients"]), Coefficients(**rates["explained"]), int(n))
+        contexts = out["context_tokens"][mine]
+        out["duration_ns"][mine] = (cost.base + cost.slope * contexts) >> cost.shift
+        for at, context in zip(mine.tolist(), contexts.tolist(), strict=True):
+            out["bound"][at] = cost.bound(context)
+    _check(steps, out["duration_ns"], row)
+    since = np.cumsum(out["duration_ns"]) - out["duration_ns"]
+    out["now_ns"] += since - since[np.searchsorted(row, row)]
+    return out
+
+
+def _taken(column: Any, row: np.ndarray) -> Any:
+    return [column[i] for i in row.tolist()] if isinstance(column, list) else column[row]
+
+
+def _check(steps: Columns, durations: np.ndarray, row: np.ndarray) -> None:
+    total = np.bincount(row, weights=durations, minlength=len(steps["repeat"]))
+    if len(wrong := np.flatnonzero(total != steps["duration_ns"])):
+        at = wrong[0]
+        raise ConfigError(
+            f"steps: the {steps['repeat'][at]} steps from {steps['index'][at]} on take {total[at]:.0f} ns by the cost "
+            f"in the manifest, expected {steps['duration_ns'][at]} ns as in the log"
+        )

@@ -1,0 +1,246 @@
+"""A jump is what stepping would have done, to the bit; and a jump that ignores any one of its stops is found out."""
+
+import math
+import random
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from four import ALL
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import HOST_BLOCK_GIB, MS, JumpingExecutor, Script, grants, lab
+
+from schedlab.framework import fast_forward
+from schedlab.framework.cohort import DecodeCohort
+from schedlab.framework.engine import Engine
+from schedlab.framework.policy import Policy
+from schedlab.framework.prefix_cache import PrefixCache
+from schedlab.framework.testing.harness import Spec
+from schedlab.policies.common import admit, continue_prefills, decode_all
+
+
+@dataclass
+class Windows(Policy):
+    """Admits only in the first step at or after each multiple of `period_ns`, and otherwise lets the decodes stand."""
+
+    period_ns: int = 7 * MS
+    preempt_mode: str = "swap"
+    _window: int = field(default=-1, init=False)
+
+    def schedule(self, step):
+        undisturbed = decode_all(step, self.preempt_mode)
+        chunks = continue_prefills(step, step.token_budget, self.preempt_mode)
+        window = round(step.now * 1e9) // self.period_ns
+        if undisturbed and (window > self._window or not step.running):
+            self._window = window
+            chunks += admit(step, step.waiting, step.token_budget)
+        if undisturbed and not chunks and step.decoding:
+            step.hold(until=(window + 1) * self.period_ns / 1e9)
+
+
+POLICIES = {**ALL, "windows": Windows, "windows/recompute": lambda: Windows(9 * MS, "recompute")}
+EXECUTORS = {
+    "context": lambda: JumpingExecutor(slope=9173),
+    "whole milliseconds": lambda: JumpingExecutor(token_ns=0),  # so that events fall on boundaries
+}
+
+
+def busy(seed):
+    """A trace that queues, shares prefixes, aborts and outgrows its pool, and the engine's limits for it."""
+    dice = random.Random(seed)
+    trace, now = [], 0
+    for i in range(dice.randint(5, 14)):
+        now += dice.choice([0, 1, 3, 3, 11, 40]) * MS
+        prompt = dice.choice([dice.randint(1, 8), dice.randint(9, 40), dice.randint(41, 60)])
+        shared, branch = dice.randint(0, 15), dice.randint(1, 2)
+        ids = tuple(k if k < shared else 100 * branch + k for k in range(-(-prompt // 4)))
+        abort_ns = now + dice.randint(1, 60) * MS if dice.random() < 0.2 else None
+        trace.append(Spec(f"r{i}", now, prompt, dice.randint(1, 76 - prompt), ids=ids, id_width=4, abort_ns=abort_ns))
+    keys = {
+        "block_size": 4,
+        "num_blocks": dice.randint(19, 30),
+        "max_num_seqs": dice.randint(2, 6),
+        "max_num_batched_tokens": dice.choice([8, 32]),
+        "swap_space_gib": dice.choice([0, 6, 60]) * HOST_BLOCK_GIB,
+        "audit_every": 50,
+    }
+    return trace, keys
+
+
+STAMPS = (
+    "request_id", "state", "reason", "first_scheduled_ns", "_first_token_ns", "emitted_ns", "finished_ns", "admission",
+    "num_output_tokens", "num_preemptions", "cached_tokens", "resumed_tokens", "recomputed_tokens", "swaps",
+)  # fmt: skip
+
+
+def outcome(name, seed, executor, **changes):
+    """Everything of a run that must not depend on how its standing decisions are executed."""
+    trace, keys = busy(seed)
+    made = lab(POLICIES[name](), trace, executor=EXECUTORS[executor](), **keys, **changes)
+    tables = made.finish()
+    stamps = [tuple(getattr(request, stamp) for stamp in STAMPS) for request in made.requests.values()]
+    summary = {key: value for key, value in tables.summary.items() if not key.startswith("scheduler/")}
+    return {"digest": tables.digest, "stamps": stamps, "summary": summary}
+
+
+def assert_same(name, seed, executor):
+    jumped, stepped = outcome(name, seed, executor), outcome(name, seed, executor, fast_forward=False)
+    asked = outcome(name, seed, executor, honour_holds=False)
+    for key in jumped:
+        assert jumped[key] == stepped[key], f"{key} of a jump and of steps"
+        assert jumped[key] == asked[key], f"{key} of a jump and of asking in every step"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(executor=st.sampled_from(list(EXECUTORS)), seed=st.integers(0, 2**32))
+def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed):
+    assert_same(name, seed, executor)
+
+
+# -- mutants: each stop ignored ----------------------------------------------------------------------------------------
+
+
+def while_extending(patch, change):
+    """Let `change(engine, stretch)` hold while a jump is extended, and only then."""
+    extend = fast_forward._extend
+
+    def wrong(stretch, engine, *arguments):
+        with change(engine, stretch):
+            extend(stretch, engine, *arguments)
+
+    patch.setattr(fast_forward, "_extend", wrong)
+
+
+def replaced(owner, name, value):
+    @contextmanager
+    def change(engine, stretch):
+        target = {"engine": engine, "stretch": stretch}.get(owner, owner)
+        before = getattr(target, name)
+        setattr(target, name, value(before))
+        try:
+            yield
+        finally:
+            setattr(target, name, before)
+
+    return change
+
+
+@contextmanager
+def free_without_end(engine, stretch):
+    stretch.free += 1 << 20
+    yield
+    stretch.free -= 1 << 20
+
+
+MUTANTS = {
+    "arrival": replaced("engine", "_arrival_ns", lambda arrival: math.inf),
+    "abort": replaced(Engine, "next_event_ns", lambda real: lambda self: self._arrival_ns),
+    "arrival or abort at a boundary": replaced(Engine, "next_event_ns", lambda real: lambda self: real(self) + 1),
+    "finish": replaced(DecodeCohort, "next_finish", lambda real: lambda self: real(self) + 1),
+    "until": replaced("engine", "standing_until", lambda until: math.inf),
+    "until at a boundary": replaced("engine", "standing_until", lambda until: until + 1),
+    "shortage": free_without_end,
+    "eviction of a counted block": replaced(PrefixCache, "eviction_disturbs", lambda real: lambda self, count: False),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_jump_that_ignores_a_stop_is_found_out(mutant, monkeypatch):
+    while_extending(monkeypatch, MUTANTS[mutant])
+    with pytest.raises(AssertionError):
+        the_runs_agree()
+
+
+def test_a_jump_that_ignores_none_passes():
+    the_runs_agree()
+
+
+def the_runs_agree():
+    """On a few traces which between them have every stop within a jump; that of eviction decides about one in a hundred."""
+    for seed in (116, 129, 0, 1, 2, 3, 4, 5):
+        for executor in EXECUTORS:
+            for name in ("prefix_reuse", "windows"):
+                assert_same(name, seed, executor)
+
+
+def test_jumps_do_happen_and_save_the_policy_s_calls():
+    calls = []
+
+    class Counting(Windows):
+        def schedule(self, step):
+            calls.append(step.now)
+            super().schedule(step)
+
+    counts = []
+    for changes in ({}, {"fast_forward": False}, {"honour_holds": False}):
+        calls.clear()
+        trace, keys = busy(3)
+        made = lab(Counting(), trace, executor=JumpingExecutor(slope=9173), **keys, **changes)
+        made.finish()
+        counts.append((len(calls), len(made.engine.executor.batches)))
+    jumped, stepped, asked = counts
+    assert jumped[0] == stepped[0] < asked[0] / 2
+    assert jumped[1] < stepped[1] == asked[1], "a jump executes no batch"
+
+
+# -- what else a jump must not change -------------------------------------------------------------------------------------
+
+
+def two_ways(trace, executor=None, moves=None, **keys):
+    """Tables of a jumped and of a stepped run of two decodes that stand."""
+
+    def stand(step):
+        step.grant_decodes()
+        step.hold()
+
+    tables = []
+    for fast in (True, False):
+        policy = Script(*(moves or [grants(**{spec.name: None for spec in trace})]), then=stand)
+        made = lab(policy, trace, executor=executor() if executor else JumpingExecutor(slope=9173), fast_forward=fast, **keys)
+        tables.append(made.finish())
+    return tables
+
+
+PAIR = [Spec("a", 0, 8, 20), Spec("b", 0, 8, 30)]
+
+
+def test_the_decision_rows_are_those_of_stepping():
+    """Also where the step that decided to hold was refused something first."""
+
+    def refused(step):
+        assert not step.grant(step.decoding[0], 0)
+        step.grant_decodes()
+        step.hold()
+
+    jumped, stepped = two_ways(PAIR, moves=[grants(a=None, b=None), refused])
+    for column in stepped.decisions:
+        assert list(jumped.decisions[column]) == list(stepped.decisions[column]), column
+
+
+def test_the_step_rows_sum_up_to_those_of_stepping():
+    jumped, stepped = two_ways(PAIR)
+    assert jumped.steps["repeat"].sum() == len(stepped.steps["repeat"])
+    assert jumped.steps["duration_ns"].sum() == stepped.steps["duration_ns"].sum()
+    firsts = {int(row): i for i, row in enumerate(stepped.steps["index"])}
+    for i, index in enumerate(jumped.steps["index"]):
+        for column in ("now_ns", "context_tokens", "decode_tokens", "running", "waiting", "free_blocks", "cached_blocks"):
+            assert jumped.steps[column][i] == stepped.steps[column][firsts[int(index)]], column
+
+
+@pytest.mark.parametrize("turn", [0, 25, 37, 60, 1 << 40])
+def test_the_shares_of_what_bounds_a_step_are_those_of_stepping(turn):
+    """A decode step is bound by memory from `turn` tokens of context on, which may be in the middle of a jump."""
+    jumped, stepped = two_ways(PAIR, executor=lambda: JumpingExecutor(slope=9173, turn=turn))
+    for bound in ("compute", "memory", "overhead"):
+        assert jumped.summary[f"bound/{bound}"] == stepped.summary[f"bound/{bound}"]
+
+
+@pytest.mark.parametrize("start_ms, stop_ms", [(10, None), (None, 10), (5, 20), (11.5, 11.6)])
+def test_a_window_that_opens_within_a_jump_sees_what_it_sees_of_steps(start_ms, stop_ms):
+    """Steps that begin outside of it and gaps that end outside of it are left out."""
+    window = {"start_s": start_ms and start_ms / 1000, "stop_s": stop_ms and stop_ms / 1000}
+    jumped, stepped = two_ways(PAIR, window=window)
+    for key, value in stepped.summary.items():
+        if not key.startswith("scheduler/"):
+            assert jumped.summary[key] == value, key

@@ -1,0 +1,51 @@
+"""The device check runs to its end by the interpreter, on what a machine with a GPU has: torch, triton and numpy."""
+
+import json
+import os
+import subprocess
+import sys
+
+BLOCKED = ("hydra", "omegaconf", "wandb", "transformers", "safetensors", "rich", "typer", "matplotlib")
+
+
+def run(*arguments: str, blocked: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    block = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); "
+    code = block + f"from schedlab.experiments.device_check import main; sys.exit(main({list(arguments)!r}))"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def test_interpreted(tmp_path):
+    result = run("--interpret", "--out", str(tmp_path), blocked=BLOCKED)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "device_check.json").read_text())
+    assert report["machine"]["device"] == "the interpreter" and not report["skipped"]
+    demanded = [row for row in report["rows"] if row["ok"] is not None]
+    assert len(demanded) >= 40 and all(row["ok"] for row in demanded)
+    assert {row["section"] for row in report["rows"]} >= {
+        "ceilings",
+        "decode",
+        "prefill",
+        "pointwise",
+        "sampling",
+        "tiles",
+    }
+    assert result.stdout.splitlines()[-1].endswith("s on the interpreter")
+
+
+def test_no_time_is_told():
+    result = run("--interpret", "--seconds", "-1")
+    assert "skipped: ceilings, correctness" in result.stdout
+
+
+def test_unknown_sections_are_named():
+    result = run("--interpret", "--sections", "decod")
+    assert result.returncode == 1
+    assert (
+        "--sections: expected some of ceilings, correctness, decode" in result.stderr and "found decod" in result.stderr
+    )
+
+
+def test_a_gpu_is_demanded():
+    result = run()
+    assert result.returncode == 2 and "expected a GPU, found none; --interpret" in result.stderr
