@@ -6,6 +6,7 @@ contexts, blocks are needed by one bucket, and nothing else changes. Knows the e
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -64,11 +65,12 @@ def _jump(
     stretch = Stretch(now, context, ledger.cache.num_free, ledger.cache.num_unowned, cost.duration_ns(context))
     engine.commit.note_gaps(stretch.end_ns)
     cohort.advance(stretch.end_ns)
-    _extend(stretch, engine, cost, context + n)
+    bound = cost.bound(context)
+    _extend(stretch, engine, cost, context + n, bound)
     cohort.tick += len(stretch.durations)
     cohort.emitted_ns = stretch.end_ns
     clock.idle_until(stretch.end_ns)
-    _record(engine, decision, stretch, cost.bound(context))
+    _record(engine, decision, stretch, bound)
     for request in cohort.take_finished():
         engine.finish(request, ending(request, engine.config), stretch.end_ns)
 
@@ -78,7 +80,9 @@ class Stretch:
     first.
     """
 
-    __slots__ = ("begin_ns", "context", "durations", "end_ns", "free", "free_block_ns", "free_min", "unowned")
+    __slots__ = (
+        "begin_ns", "context", "durations", "end_ns", "free", "free_block_ns", "free_min", "second_ns", "unowned",
+    )  # fmt: skip
 
     def __init__(self, begin_ns: int, context: int, free: int, unowned: int, duration_ns: int) -> None:
         self.begin_ns = begin_ns
@@ -86,18 +90,25 @@ class Stretch:
         self.free = self.free_min = free
         self.unowned = unowned
         self.durations: list[int] = []
-        self.end_ns = begin_ns + duration_ns
+        self.end_ns = self.second_ns = begin_ns + duration_ns
         self.free_block_ns = free * duration_ns
 
 
-def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int) -> None:
-    """Further steps until somebody finishes, arrives or aborts, the hold's time is up, or the next does not fit."""
+def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int, bound: str | None) -> None:
+    """Further steps until somebody finishes, arrives or aborts, the hold's time is up, or the next does not fit.
+
+    A stretch is one row, so it also ends where another bound begins, or the measured window does.
+    """
     cohort, cache = engine.ledger.cohort, engine.ledger.cache
     pool, buckets, size, n = cache.pool.free, cohort.buckets, cohort.block_size, len(cohort.members)
     note, base, slope, shift = stretch.durations.append, cost.base, cost.slope, cost.shift
     last = cohort.next_finish()
     assert last is not None and engine.standing_until is not None
-    stop = min(engine.standing_until, engine.next_event_ns())
+    stop = min(engine.standing_until, engine.next_event_ns(), engine.recorder.next_edge_ns(stretch.begin_ns))
+    if cost.bound(context + n * (last - cohort.tick)) != bound:
+        last = cohort.tick + bisect_left(
+            range(last - cohort.tick), 1, key=lambda k: cost.bound(context + n * k) != bound
+        )
     tick, now, free, area = cohort.tick, stretch.end_ns, stretch.free, stretch.free_block_ns
     spare = len(pool)
     while tick < last and now < stop:
@@ -128,11 +139,12 @@ def _record(engine: Engine, decision: Decision | None, stretch: Stretch, bound: 
     recorder, ledger, index = engine.recorder, engine.ledger, engine.num_steps
     members = ledger.cohort.members
     steps = left = 1 + len(stretch.durations)
+    since = stretch.begin_ns
     if decision is not None:
         log_decision(engine, decision, members)
-        left -= 1
+        left, since = left - 1, stretch.second_ns
     if left:
-        recorder.decode_all(index + steps - left, stretch.begin_ns, left)
+        recorder.decode_all(index + steps - left, since, left)
     recorder.step(
         index, steps, stretch.begin_ns, stretch.end_ns - stretch.begin_ns, 0, len(members), 0, len(members),
         stretch.context, len(ledger.running), len(ledger.waiting), stretch.free, stretch.unowned, 0, bound,

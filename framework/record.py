@@ -6,6 +6,7 @@ rows to files instead. Knows nothing of scheduling: it is told what happened.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from schedlab.framework.metrics import (
     observed_at,
     summarise,
 )
-from schedlab.framework.request import NS, SLO, EngineRequest
+from schedlab.framework.request import NS, SLO, EngineRequest, to_ns
 from schedlab.framework.step_totals import StepTotals
 from schedlab.framework.tables import (
     DECISIONS,
@@ -186,6 +187,13 @@ class Recorder:
         """Tokens served to each client so far, and asked for if known; the last call counts."""
         self._served = dict(served)
         self._demanded = None if demanded is None else dict(demanded)
+
+    def next_edge_ns(self, now_ns: int) -> float:
+        """The next instant after `now_ns` at which the measured window begins or ends; infinite if none follows."""
+        if not self._windowed:
+            return math.inf
+        edges = (to_ns(edge) for edge in (self.measurement.start_s, self.measurement.stop_s) if edge is not None)
+        return min((edge for edge in edges if edge > now_ns), default=math.inf)
 
     def flush(self) -> None:
         """Fold what is buffered into totals and columns, and keep the rows."""

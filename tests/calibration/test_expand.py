@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from schedlab.experiments import engines
+from schedlab.experiments import compose, engines
 from schedlab.experiments.api import run
 from schedlab.framework.cost.expand import UNKNOWN_WITHIN, expand, expanded_steps, rates_of
+from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 from schedlab.framework.reader import read_run
@@ -24,17 +26,26 @@ from schedlab.workloads.populations import CommonWork
 POLICIES = [FCFS, ChunkedPrefill, DecodePriority, PrefixReuse]
 
 
-def common_work(policy: Policy, out: Path, num_blocks: int = 2000, **limits: object) -> RunTables:
-    engine = engines.virtual("llama3.1-8b", "h100", num_blocks=num_blocks, max_model_len=4096, **limits)
-    return run(policy, CommonWork(num_requests=60, rate=12.0), engine, out=out)
+@pytest.fixture(scope="module")
+def presets() -> tuple[dict[str, Any], Hardware]:
+    return compose.preset("model", "llama3.1-8b"), engines.hardware_preset("h100")
+
+
+def common_work(
+    presets: tuple[dict[str, Any], Hardware], policy: Policy, out: Path, num_blocks: int = 2000, **limits: object
+) -> RunTables:
+    engine = engines.virtual(*presets, num_blocks=num_blocks, max_model_len=4096, **limits)
+    return run(policy, CommonWork(num_requests=40, rate=12.0, output=(20, 100)), engine, out=out)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("num_blocks", [2000, 150])
-def test_expanded_jumps_equal_the_stepped_run(policy: type[Policy], num_blocks: int, tmp_path: Path) -> None:
-    common_work(policy(), tmp_path, num_blocks)
+@pytest.mark.parametrize("num_blocks", [2000, 120])
+def test_expanded_jumps_equal_the_stepped_run(
+    policy: type[Policy], num_blocks: int, presets: tuple[dict[str, Any], Hardware], tmp_path: Path
+) -> None:
+    common_work(presets, policy(), tmp_path, num_blocks)
     jumped = read_run(tmp_path)
-    stepped = common_work(policy(), tmp_path / "stepped", num_blocks, fast_forward=False)
+    stepped = common_work(presets, policy(), tmp_path / "stepped", num_blocks, fast_forward=False)
     assert (jumped.steps["repeat"] > 1).any() and (stepped.steps["repeat"] == 1).all()
     assert jumped.digest == stepped.digest
     expanded = expanded_steps(jumped)
@@ -43,8 +54,8 @@ def test_expanded_jumps_equal_the_stepped_run(policy: type[Policy], num_blocks: 
         assert np.array_equal(column, stepped.steps[name]), name
 
 
-def test_a_log_that_does_not_fit_its_manifest(tmp_path: Path) -> None:
-    common_work(ChunkedPrefill(), tmp_path)
+def test_a_log_that_does_not_fit_its_manifest(presets: tuple[dict[str, Any], Hardware], tmp_path: Path) -> None:
+    common_work(presets, ChunkedPrefill(), tmp_path)
     path = tmp_path / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["cost"]["coefficients"]["step_ns"] += 1.0

@@ -43,7 +43,7 @@ class ShadowedCache:
                 operation()
                 self.compare()
 
-    # -- who is where -----------------------------------------------------------------------------------------------------
+    # -- who is where -------------------------------------------------------------------------------------------------
 
     def pick(self, pairs):
         return self.dice.choice(pairs) if pairs else (None, None)
@@ -61,7 +61,7 @@ class ShadowedCache:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
-    # -- within a step -------------------------------------------------------------------------------------------------------
+    # -- within a step ------------------------------------------------------------------------------------------------
 
     def admit(self):
         request, slow = self.pick(self.untouched(running=False))
@@ -138,7 +138,7 @@ class ShadowedCache:
                 slow.tokens = request._tokens = slow.tokens + 1
         self.granted, self.start, self.out = {}, {}, []
 
-    # -- between steps ---------------------------------------------------------------------------------------------------------
+    # -- between steps ------------------------------------------------------------------------------------------------
 
     def arrive(self):
         if len(self.pairs) >= 9:
@@ -192,7 +192,7 @@ class ShadowedCache:
     def audit(self):
         invariants.audit(self.ledger)
 
-    # -- always -----------------------------------------------------------------------------------------------------------------
+    # -- always -------------------------------------------------------------------------------------------------------
 
     def compare(self):
         cache, entries = self.ledger.cache, self.model.entries

@@ -1,4 +1,4 @@
-"""The prefix cache as its contract describes it, one entry a block and every question answered by looking at all of them.
+"""The prefix cache as its contract describes it: one entry a block, every question answered by looking at all of them.
 
 Knows names of blocks; knows no digests, runs or watchers.
 """

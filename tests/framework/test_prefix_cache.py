@@ -20,7 +20,7 @@ def test_the_cache_does_what_the_slow_model_does(seed):
     ShadowedCache(random.Random(seed)).drive(steps=150)
 
 
-# -- what is reused, to the token ---------------------------------------------------------------------------------------
+# -- what is reused, to the token -------------------------------------------------------------------------------------
 
 
 def reused(first, second, num_tokens, block_size, second_tokens=None):
@@ -97,7 +97,7 @@ def test_the_next_turn_of_a_session_reuses_what_the_last_one_generated(output, b
     assert second.cached_tokens == hit
 
 
-# -- eviction by hand -----------------------------------------------------------------------------------------------------
+# -- eviction by hand -------------------------------------------------------------------------------------------------
 
 
 def left_after(blocks, *, num_blocks=8):
@@ -126,7 +126,7 @@ def test_recency_is_that_of_the_last_owner_s_leave():
     assert [made.engine.ledger.cache.longest_hit(c.chain(8, 4), 2) for c in contents] == [2, 1]
 
 
-# -- identity ------------------------------------------------------------------------------------------------------------------
+# -- identity ---------------------------------------------------------------------------------------------------------
 
 small_ids = st.lists(st.sampled_from([1, 2, 12, 21, 121, 112]), min_size=1, max_size=6)
 

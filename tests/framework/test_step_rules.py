@@ -93,6 +93,10 @@ def test_a_request_is_preempted_once_a_step():
     broken(lambda step: [step.preempt(step.decoding[0]) for _ in range(2)], "only a running request", "d1")
 
 
+def test_a_mode_of_preemption_that_does_not_exist_is_refused():
+    broken(lambda step: step.preempt(step.decoding[0], "drop"), "drop", "d1", swap_space_gib=8 * HOST_BLOCK_GIB)
+
+
 def test_an_admission_is_taken_back_once():
     def move(step):
         w1 = named(step)["w1"]

@@ -1,0 +1,165 @@
+"""How fast the virtual clock is: requests a wall second with workload, checks and full logs, a process for each row.
+
+    python -m schedlab.experiments.bench.virtual_clock [--quick] [WORD …]
+
+Words choose the rows that contain them all, as in `overloaded fcfs`. llama3.1-8b on one h100, 128 sequences, a budget of
+2,048 tokens. `wall` and `CPU` are of the run, from the loading of the workload to the closing of the logs; `process` has
+interpreter, imports and presets in it too. Targets: common work 25,000 requests a second in at most 120 MB, overloaded
+20,000, Mooncake in 8 s and 200 MB, the Azure hour in 1.5 s (process 2.5 s).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from schedlab.framework.policy import Policy
+from schedlab.framework.step import Step
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+from schedlab.policies.decode_priority import DecodePriority
+from schedlab.policies.fcfs import FCFS
+from schedlab.policies.prefix_reuse import PrefixReuse
+from schedlab.workloads.populations import CommonWork
+from schedlab.workloads.workload import Offered, Recorded
+
+TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": FCFS,
+    "chunked_prefill": lambda: ChunkedPrefill(chunk_size=2048),
+    "decode_priority": DecodePriority,
+    "prefix_reuse": PrefixReuse,
+}
+QUICK = 2_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. `trace` is a file below TRACES, where the work is a recorded one."""
+
+    work: str
+    policy: str
+    num_requests: int | None = None
+    rate: float = 8.0
+    trace: str | None = None
+    format: str | None = None
+
+    @property
+    def name(self) -> str:
+        size = "" if self.num_requests is None else f" {self.num_requests // 1000}k"
+        return f"{self.work}{size} {self.policy}"
+
+    @property
+    def missing(self) -> str | None:
+        """Why the row cannot be run here."""
+        path = None if self.trace is None else TRACES / self.trace
+        return None if path is None or path.exists() else f"there is no {path}"
+
+    def workload(self) -> Offered:
+        if self.trace is None:
+            assert self.num_requests is not None
+            return CommonWork(num_requests=self.num_requests, rate=self.rate)
+        path = str(TRACES / self.trace)
+        return Recorded(name=self.work, path=path, format=self.format, max_requests=self.num_requests)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """All of them, or short ones of each kind."""
+    for policy in POLICIES:
+        yield Row("common", policy, QUICK if quick else 10_000)
+    if not quick:
+        yield Row("common", "chunked_prefill", 100_000)
+    for policy in POLICIES:
+        yield Row("overloaded", policy, QUICK if quick else 10_000, rate=64.0)
+    conversation = "mooncake-fast25/conversation_trace.jsonl.gz"
+    yield Row("mooncake", "prefix_reuse", QUICK if quick else None, trace=conversation, format="mooncake")
+    for policy in POLICIES:
+        azure = "azure-2023/AzureLLMInferenceTrace_conv.csv.gz"
+        yield Row("azure_conv", policy, QUICK if quick else None, trace=azure, format="azure")
+
+
+def counted(policy: Policy) -> Callable[[], int]:
+    """Make `policy` count how often it is asked; returns what reads the count."""
+    calls, schedule = [0], policy.schedule
+
+    def ask(step: Step) -> None:
+        calls[0] += 1
+        schedule(step)
+
+    policy.schedule = ask  # type: ignore[method-assign]
+    return lambda: calls[0]
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """In a process of its own: run, and say what it took."""
+    from schedlab.experiments import engines
+    from schedlab.experiments.api import Experiment
+
+    engine, policy = engines.virtual("llama3.1-8b", "h100"), POLICIES[row.policy]()
+    calls = counted(policy)
+    with tempfile.TemporaryDirectory() as directory:
+        wall, cpu = time.perf_counter(), time.process_time()
+        run = Experiment(policy, row.workload(), engine).run(Path(directory))
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    counts = {name: run.summary[name] for name in ("steps", "requests/offered", "requests/finished", "e2e/mean")}
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {**counts, "wall_s": wall, "cpu_s": cpu, "peak_mb": peak_mb, "calls": calls(), "digest": run.digest}
+
+
+def in_process(row: Row) -> dict[str, Any]:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--measure", json.dumps(asdict(row))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return {**json.loads(done.stdout), "process_s": time.perf_counter() - began, "load": os.getloadavg()[0]}
+
+
+def cells(found: dict[str, Any]) -> list[str]:
+    offered = found["requests/offered"]
+    return [
+        f"{offered:,}", f"{found['requests/finished']:,}", f"{found['wall_s']:.2f}", f"{found['cpu_s']:.2f}",
+        f"{offered / found['wall_s']:,.0f}", f"{offered / found['cpu_s']:,.0f}", f"{found['process_s']:.2f}",
+        f"{found['peak_mb']:,.0f}", f"{found['steps']:,}", f"{found['calls']:,}", f"{found['e2e/mean'] * 1e3:,.0f}",
+        f"{found['load']:.1f}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} requests of each work")
+    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(Row(**options.measure))))
+        return
+    table = Table("work", box=None, pad_edge=False)
+    for heading in (
+        "requests", "finished", "wall s", "CPU s", "req/wall s", "req/CPU s", "process s", "peak MB", "steps", "calls",
+        "E2E ms", "load",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    console = Console(width=160, highlight=False)
+    for row in rows(options.quick):
+        if not all(word in row.name for word in options.words):
+            continue
+        if row.missing:
+            console.print(f"{row.name}: skipped, {row.missing}")
+        else:
+            table.add_row(row.name, *cells(in_process(row)))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
