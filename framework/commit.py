@@ -106,21 +106,20 @@ class Commit:
     def _advance(self, decoded: list[EngineRequest], now: int) -> None:
         cohort = self.ledger.cohort
         if decoded is cohort.members or decoded == cohort.members:
-            self.note_gaps(now)
+            for gap_ns, count in self.gaps(now):
+                self.recorder.gap(gap_ns, count)
             cohort.advance(now)
             return
         for request in decoded:
             self.recorder.gap(now - cohort.stragglers.get(request, cohort.emitted_ns), 1)
         cohort.advance_only(decoded, now)
 
-    def note_gaps(self, now: int) -> None:
-        """All of decoding emit a token at `now`: the time since each one's last."""
-        cohort, gap = self.ledger.cohort, self.recorder.gap
+    def gaps(self, now: int) -> list[tuple[int, int]]:
+        """All of decoding emit a token at `now`: the times since their last ones, each with how many it is of."""
+        cohort = self.ledger.cohort
         together = len(cohort.members) - len(cohort.stragglers)
-        if together:
-            gap(now - cohort.emitted_ns, together)
-        for emitted_ns in cohort.stragglers.values():
-            gap(now - emitted_ns, 1)
+        gaps = [(now - cohort.emitted_ns, together)] if together else []
+        return gaps + [(now - emitted_ns, 1) for emitted_ns in cohort.stragglers.values()]
 
     def _compute(self, prefill: Prefill, now: int) -> bool:
         """A grant of a request that is not decoding: it computed `count` tokens, and emitted one if these were its

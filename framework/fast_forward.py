@@ -63,14 +63,14 @@ def _jump(
         ledger.grow(cohort.needing_block())
     cost = decode_cost(n)
     stretch = Stretch(now, context, ledger.cache.num_free, ledger.cache.num_unowned, cost.duration_ns(context))
-    engine.commit.note_gaps(stretch.end_ns)
+    first_gaps = engine.commit.gaps(stretch.end_ns)
     cohort.advance(stretch.end_ns)
     bound = cost.bound(context)
     _extend(stretch, engine, cost, context + n, bound)
     cohort.tick += len(stretch.durations)
     cohort.emitted_ns = stretch.end_ns
     clock.idle_until(stretch.end_ns)
-    _record(engine, decision, stretch, bound)
+    _record(engine, decision, stretch, first_gaps, bound)
     for request in cohort.take_finished():
         engine.finish(request, ending(request, engine.config), stretch.end_ns)
 
@@ -134,7 +134,13 @@ def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int, 
     stretch.end_ns, stretch.free_min, stretch.free_block_ns = now, free, area
 
 
-def _record(engine: Engine, decision: Decision | None, stretch: Stretch, bound: str | None) -> None:
+def _record(
+    engine: Engine,
+    decision: Decision | None,
+    stretch: Stretch,
+    first_gaps: list[tuple[int, int]],
+    bound: str | None,
+) -> None:
     """One row for the stretch: the cost inputs of its first step, and the total duration."""
     recorder, ledger, index = engine.recorder, engine.ledger, engine.num_steps
     members = ledger.cohort.members
@@ -150,6 +156,8 @@ def _record(engine: Engine, decision: Decision | None, stretch: Stretch, bound: 
         stretch.context, len(ledger.running), len(ledger.waiting), stretch.free, stretch.unowned, 0, bound,
         engine.modelled_us * steps, stretch.free_block_ns, stretch.free_min,
     )  # fmt: skip
+    for gap_ns, count in first_gaps:
+        recorder.gap(gap_ns, count)
     recorder.gaps(stretch.durations, len(members))
     engine.num_steps += steps
     engine.tell_progress(steps)

@@ -29,7 +29,7 @@ CASES = {
     "bf16, head 256, group 24": Case((), heads=24, kv_heads=1, head_dim=256, dtype=BF16),
 }
 CONTEXTS, QUERIES = (1500, 700, 1, 513, 40, 0), (600, 700, 1, 1, 0, 0)
-FEW_CONTEXTS, FEW_QUERIES = (70, 1, 0), (40, 1, 0)
+FEW_CONTEXTS, FEW_QUERIES = (70, 1, 0), (20, 1, 0)
 TOLERANCE = {BF16: 5e-3, FP16: 1e-3, FP32: 1e-5}
 
 
@@ -38,10 +38,16 @@ def tolerance(device: Device, dtype: torch.dtype) -> float:
     return 1e-2 if device.interpreted and dtype == BF16 else TOLERANCE[dtype]
 
 
+def _case(device: Device, name: str) -> Case:
+    """One KV head is enough for the interpreter, whose time goes by programs."""
+    case = CASES[name]
+    return case.but(heads=case.heads // case.kv_heads, kv_heads=1) if device.interpreted else case
+
+
 def attention(device: Device) -> Iterator[Row]:
     contexts, queries = (FEW_CONTEXTS, FEW_QUERIES) if device.interpreted else (CONTEXTS, QUERIES)
-    for name, case in CASES.items():
-        case = case.but(heads=case.heads // case.kv_heads, kv_heads=1) if device.interpreted else case
+    for name in CASES:
+        case = _case(device, name)
         for phase, counts in (("prefill", queries), ("decode", None)):
             batch = build(case.but(contexts=contexts, queries=counts), device.name)
             expected, expected_lse = batch.expected()
@@ -58,7 +64,8 @@ def batch_invariance(device: Device) -> Iterator[Row]:
     for phase, counts in (("prefill", (300, 7, 20)), ("decode", None)):
         contexts = (40, 7, 33) if device.interpreted else (2000, 7, 600)
         counts = counts if counts is None or not device.interpreted else (20, 7, 5)
-        batch = build(CASES["bf16, head 128, group 4"].but(contexts=contexts, queries=counts), device.name)
+        case = _case(device, "bf16, head 128, group 4")
+        batch = build(case.but(contexts=contexts, queries=counts), device.name)
         whole = batch.run(device.ops)
         starts = batch.starts.tolist() if batch.starts is not None else [0, 1, 2, 3]
         differing = 0

@@ -2,10 +2,10 @@
 
     python -m schedlab.experiments.bench.virtual_clock [--quick] [WORD …]
 
-Words choose the rows that contain them all, as in `overloaded fcfs`. llama3.1-8b on one h100, 128 sequences, a budget of
-2,048 tokens. `wall` and `CPU` are of the run, from the loading of the workload to the closing of the logs; `process` has
-interpreter, imports and presets in it too. Targets: common work 25,000 requests a second in at most 120 MB, overloaded
-20,000, Mooncake in 8 s and 200 MB, the Azure hour in 1.5 s (process 2.5 s).
+Words choose the rows that contain them all, as in `overloaded fcfs`. llama3.1-8b on one h100, 128 sequences, a budget
+of 2,048 tokens. `wall` and `CPU` are of the run, from the loading of the workload to the closing of the logs;
+`process` has interpreter, imports and presets in it too. Targets: common work 25,000 requests a second in at most
+120 MB, overloaded 20,000, Mooncake in 8 s and 200 MB, the Azure hour in 1.5 s (process 2.5 s).
 """
 
 from __future__ import annotations
