@@ -272,7 +272,7 @@ def render(profile: Profile, measured: Sequence[Measured], errors: np.ndarray, r
     from rich.console import Console
     from rich.table import Table
 
-    console, table = Console(highlight=False), Table("cells", box=None, pad_edge=False)
+    console, table = Console(highlight=False, soft_wrap=True), Table("cells", box=None, pad_edge=False)
     for heading in ("steps", "mean ms", "held-out error", "p90", "repeats differ"):
         table.add_column(heading, justify="right")
     names = np.array([step.name for step in measured])
@@ -287,7 +287,7 @@ def render(profile: Profile, measured: Sequence[Measured], errors: np.ndarray, r
         f"the difference of repeats) = {tolerated(error):.1%}: {verdict}"
     )
     reached = (f"{name.replace('_', ' ')} {value:.3g}" for name, value in profile.achieved(roofline).items())
-    console.print(f"reached: {', '.join(reached)}", soft_wrap=True)
+    console.print(f"reached: {', '.join(reached)}")
 
 
 def _row(points: Sequence[Point], errors: np.ndarray) -> list[str]:

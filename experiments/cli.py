@@ -54,6 +54,14 @@ def run(config: DictConfig) -> None:
 
 
 @takes_overrides
+def roofline(config: DictConfig) -> None:
+    """Show what bounds four typical steps of a model on a machine, and what would make them faster."""
+    from schedlab.experiments.roofline_command import roofline_job
+
+    roofline_job(config)
+
+
+@takes_overrides
 def calibrate(config: DictConfig) -> None:
     """Measure an engine's steps on this machine and fit their cost, for engine=virtual profile=FILE."""
     from schedlab.experiments.calibrate import calibrate_job

@@ -68,11 +68,22 @@ def cpu(
     num_threads: int = 1,
     sampling_seed: int = 0,
     kv_space_gib: float = 4.0,
+    batch_invariant: bool = False,
     **limits: Any,
 ) -> EngineSetup:
-    """The real engine on this CPU. With more than one thread the busy clock, which counts one, cannot measure it."""
+    """The real engine on this CPU. With more than one thread the busy clock, which counts one, cannot measure it.
+
+    `batch_invariant`: a request's logits are the same to the bit alone and in any batch, at a price in speed.
+    """
     shape, extras = model_preset(model)
-    executor = model_executor(shape, extras, dtype=dtype, num_threads=num_threads, sampling_seed=sampling_seed)
+    executor = model_executor(
+        shape,
+        extras,
+        dtype=dtype,
+        num_threads=num_threads,
+        sampling_seed=sampling_seed,
+        batch_invariant=batch_invariant,
+    )
     clocks = ("busy", "wall") if num_threads == 1 else ("wall",)
     return EngineSetup("cpu", executor, scheduler(executor, shape, limits, kv_space_gib), clocks, extras.get("path"))
 

@@ -173,14 +173,14 @@ def drawing(directory: Path) -> Iterator[None]:
 
 
 def record_failure(directory: Path, error: Exception) -> None:
-    """Leave a result that says `failed` and why, with the traceback beside it where the fault is not the user's."""
+    """Leave a result that says `failed` and why, with the traceback beside it where some code raised."""
     path = directory / "result.json"
     if not path.exists() or read_run(directory).status != "failed":
         RunWriter(directory, Measurement(1, 1), record="summary").fail(error)
     path.write_text(json.dumps({**read_run(directory).result, "error": compose.flat(error)}, indent=1) + "\n")
     if not (directory / MANIFEST).exists():
         write_manifest(directory, {"labels": compose.choices(GROUPS), "overrides": compose.overrides()})
-    if not isinstance(error, SchedlabError):
+    if not isinstance(error, SchedlabError) or error.__cause__ is not None:
         (directory / "error.txt").write_text("".join(traceback.format_exception(error)))
 
 

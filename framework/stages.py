@@ -81,10 +81,7 @@ def nothing(request: EngineRequest) -> int:
 
 
 class Staged:
-    """Another source's requests, each when its preparation is over, which may change their order.
-
-    A session's next turn follows when the client has the last token, not when the engine has made it.
-    """
+    """Another source's requests, each when its preparation is over, which may change their order."""
 
     def __init__(self, source: Source, preparation_ns: Duration, delivery_ns: Duration = nothing) -> None:
         self._source = source
@@ -115,4 +112,4 @@ class Staged:
         return due
 
     def finished(self, request: EngineRequest, now_ns: int) -> None:
-        self._source.finished(request, now_ns + request.delivery_ns)
+        self._source.finished(request, now_ns)

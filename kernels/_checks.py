@@ -10,6 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from schedlab.kernels import configs
 from schedlab.kernels.reference import FLOAT8, Scale
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -84,6 +85,8 @@ def caches(op: str, q_THD: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         like = cache if cache.dtype == FLOAT8 and cache.device == q_THD.device else q_THD
         floats(op, name, cache, 4, like)
+    if k_cache.dtype == FLOAT8 and not configs.has_float8():
+        fail(op, "k_cache", f"{q_THD.dtype} below compute capability 8.9", k_cache.dtype)
     heads, head_dim = q_THD.shape[1:]
     kv_heads = k_cache.shape[2]
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride() or k_cache.dtype != v_cache.dtype:

@@ -90,3 +90,12 @@ def device_backend() -> str:
     if triton.knobs.runtime.interpret:
         return "cuda"
     return str(triton.runtime.driver.active.get_current_target().backend)
+
+
+@cache
+def has_float8() -> bool:
+    """Whether kernels can read and write float8_e4m3fn on the current device: from compute capability 8.9 on."""
+    if triton.knobs.runtime.interpret:
+        return True
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 89)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from json.scanner import make_scanner
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -156,7 +157,7 @@ def _json_batch(path: Path, first: int, lines: Sequence[int], chunk: list[str], 
     return Batch(path, first, lines, column, keys)
 
 
-_scan = json.JSONDecoder().scan_once
+_scan: Callable[[str, int], tuple[Any, int]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 """The C scanner behind `json.loads`, which spends as long on a short line around it as in it."""
 
 

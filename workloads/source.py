@@ -1,7 +1,7 @@
 """From a trace to the engine: a `Source` that builds each request when it is due.
 
 Open loop: requests arrive as recorded. Sessions: a turn that is tied to another (`Trace.after`) arrives its think time
-after that one's end, whatever the end was: finished, rejected or aborted. Knows no format and no arrival process.
+after that one's end (its delivery included), whatever the end was: finished, rejected or aborted. Knows no format and no arrival process.
 Memory is the trace's columns, one chunk of rows as Python objects, and what is in flight.
 """
 
@@ -287,7 +287,7 @@ class SessionSource:
         think = self._trace.think_ns
         assert think is not None
         for child in self._children(row):
-            self._push(child, now_ns + int(think[child]), request)
+            self._push(child, now_ns + request.delivery_ns + int(think[child]), request)
 
 
 class Until:

@@ -206,7 +206,7 @@ def test_a_failing_job_costs_the_others_nothing(schedlab, mine):
     sweep = only("multirun/*/*")
     assert [read_run(sweep / str(job)).status for job in range(3)] == ["finished", "failed", "finished"]
     assert "no_such_member" in (sweep / "1/error.txt").read_text()
-    assert "failed: faulty: AttributeError" in done.out and "TTFT p99 ms" in done.out
+    assert "failed: faulty: policy Faulty: schedule raised AttributeError" in done.out and "TTFT p99 ms" in done.out
     table = json.loads((sweep / "comparison.json").read_text())
     assert [run["status"] for run in table["runs"]] == ["finished", "failed", "finished"]
     assert "| TTFT p99 ms |" in (sweep / "comparison.md").read_text()

@@ -23,7 +23,7 @@ from schedlab.workloads.lengths import Uniform
 from schedlab.workloads.populations import Synthetic
 from schedlab.workloads.source import Terms
 from schedlab.workloads.trace import Trace
-from schedlab.workloads.workload import Offered, make_source
+from schedlab.workloads.workload import Offered, Recorded, make_source
 
 
 class Rows(Offered):
@@ -162,6 +162,19 @@ def test_no_policy_shifts_the_stages():
         seen.append({name: table[name][order].tolist() for name in ("arrival_s", "visible_s", "delivery_s")})
     assert all(stages == seen[0] for stages in seen)
     assert sorted(seen[0]["visible_s"]) != seen[0]["visible_s"], "no request overtook another"
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_a_client_s_run_replays_from_its_own_folder(tmp_path, sessions):
+    """Stages that were drawn are part of the workload; the next turn waits for the delivery of the one before."""
+    view = ClientView(Stage(jitter_s=0.02), Stage(jitter_s=0.02))
+    traffic = Rows(*[(i, 20, 1 + i % 5) for i in range(30)], think_ms=3 if sessions else None)
+    first = run(traffic, ScriptedExecutor(2), view, out=tmp_path / "run")
+    again = run(Recorded(path=str(tmp_path / "run" / "workload.jsonl.gz")), ScriptedExecutor(2), None)
+    assert again.digest == first.digest and again.summary == first.summary
+    assert again.result["measurement"] == first.result["measurement"]
+    order = np.argsort(first.requests["visible_s"], kind="stable")
+    assert sessions or (np.diff(first.requests["arrival_s"][order]) < 0).any(), "no request overtook another"
 
 
 # ---- by Hydra ----

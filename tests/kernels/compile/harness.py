@@ -48,6 +48,11 @@ class StubDriver:
         return 0
 
 
+def _forget_device() -> None:
+    for cached in (configs.device_backend, configs.has_float8):
+        cached.cache_clear()
+
+
 @contextmanager
 def compiling_for(target: str, device: int | None = None) -> Iterator[list[tuple[str, Any]]]:
     """Inside, every `kernel[grid](...)` compiles and appends (kernel name, compiled kernel) to the list it yields."""
@@ -61,13 +66,13 @@ def compiling_for(target: str, device: int | None = None) -> Iterator[list[tuple
 
     original = JITFunction.__getitem__
     driver.set_active(StubDriver(target, list(TARGETS).index(target) if device is None else device))
-    configs.device_backend.cache_clear()
+    _forget_device()
     JITFunction.__getitem__ = getitem
     try:
         yield compiled
     finally:
         JITFunction.__getitem__ = original
-        configs.device_backend.cache_clear()
+        _forget_device()
 
 
 @contextmanager
