@@ -266,7 +266,7 @@ class _Maker:
     def swaps(self) -> Iterator[Cell]:
         """Part of a batch swapped out and back while the rest decodes."""
         extent = self.extent
-        for context in up_to(min(extent.max_context, extent.max_cell_tokens // 4), 4, 64):
+        for context in up_to(min(extent.max_context, max(extent.max_cell_tokens // 4, 1)), 4, 64):
             for away in (1, 3):
                 cell = self.cell("swap")
                 batch = cell.add(*[context] * 4)

@@ -1,8 +1,8 @@
 """From a trace to the engine: a `Source` that builds each request when it is due.
 
 Open loop: requests arrive as recorded. Sessions: a turn that is tied to another (`Trace.after`) arrives its think time
-after that one's end (its delivery included), whatever the end was: finished, rejected or aborted. Knows no format and no arrival process.
-Memory is the trace's columns, one chunk of rows as Python objects, and what is in flight.
+after that one's end and delivery, whatever the end was: finished, rejected or aborted. Knows no format and no arrival
+process. Memory is the trace's columns, one chunk of rows as Python objects, and what is in flight.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def test_every_request_comes_once_and_when_due(random_trace, preparation_ms, dat
         followed = -1 if random_trace.after is None else int(random_trace.after[row])
         arrival = int(random_trace.arrival_ns[row])
         if followed >= 0:
-            arrival = at[followed][0] + service * MS + int(random_trace.think_ns[row])
+            delivered = at[followed][0] + service * MS + 7
+            arrival = delivered + int(random_trace.think_ns[row])
             assert request.after == at[followed][1].request_id
         assert request._arrival_ns == arrival and now == request.visible_ns == arrival + preparation_ms * MS
         assert request.recorded_output_tokens == random_trace.output_tokens[row] and request.delivery_ns == 7
