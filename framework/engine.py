@@ -284,8 +284,10 @@ class Engine:
         batch = self._batch(decision)
         result = self.executor.execute(batch)
         self.clock.stop(result.duration_ns)
-        journal.log_step(self, decision, batch, result.duration_ns, result.bound, scheduler_us)
-        self.commit.apply(decision, batch, result, self.clock.now())
+        now = self.clock.now()
+        duration = now - decision.now_ns if self.clock.measures else result.duration_ns
+        journal.log_step(self, decision, batch, duration, result.bound, scheduler_us)
+        self.commit.apply(decision, batch, result, now)
 
     def _idle(self, decision: Decision) -> None:
         """The policy chose to wait: run pending copies, pass the time, move what was preempted."""

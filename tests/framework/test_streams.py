@@ -23,7 +23,7 @@ def test_random_decisions_give_every_request_its_tokens(trace, keys, seed):
 def crowded(count=16, output=20):
     """Requests that share prefixes and together need several times the pool."""
     return [
-        Spec(f"r{i}", i * 2_000_000, 20 + 3 * (i % 5), output, ids=tuple(range(3)) + (100 + i, 200 + i), id_width=8)
+        Spec(f"r{i}", i * 2_000_000, 20 + 3 * (i % 5), output, ids=(0, 1, 2, 100 + i, 200 + i), id_width=8)
         for i in range(count)
     ]
 
