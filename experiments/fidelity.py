@@ -204,9 +204,10 @@ def study(
     cases = [(load, policy) for load in loads for policy in setting.policies]
     real: dict[tuple[float, str], list[tuple[dict[str, Any], Agreement]]] = {case: [] for case in cases}
     for _ in range(repeats):
-        for load, policy in cases:
-            real[load, policy].append(measured_run(setting, policy, load, scales[load], say))
-        profiler.measure()
+        for load in loads:
+            for policy in setting.policies:
+                real[load, policy].append(measured_run(setting, policy, load, scales[load], say))
+            profiler.measure()
     final = profiler.profile()
     outcomes = [
         Outcome(

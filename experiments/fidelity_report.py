@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 UNKNOWN = "–"
+WIDTH = 140
+"""Characters of a line where no terminal says how many it has."""
 
 
 def by_load(study: Study) -> dict[float, list[Outcome]]:
@@ -30,7 +33,7 @@ def show(study: Study, console: Console | None = None) -> None:
     """Print a table for each load, and what holds of all of them."""
     from rich.console import Console
 
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     for outcomes in by_load(study).values():
         console.print(load_table(study, outcomes))
     for line in verdicts(study):

@@ -47,7 +47,7 @@ class Extent:
         for name, found, limit in (
             ("max_batch", self.max_batch, config.max_num_seqs - 3),
             ("max_context", self.max_context, config.max_model_len - 64),
-            ("max_prefill", self.max_prefill, budget - self.max_batch),
+            ("max_prefill", self.max_prefill, budget - self.max_batch - 1),
             ("max_cell_tokens", self.max_cell_tokens, config.pool_tokens // 2),
         ):
             if found > limit:
@@ -248,7 +248,7 @@ class _Maker:
     def mixtures(self) -> Iterator[Cell]:
         """Chunks of a further prompt, then two prompts at once, beside batches that decode."""
         extent = self.extent
-        for batch in up_to(extent.max_batch, 4):
+        for batch in up_to(min(extent.max_batch, extent.max_cell_tokens), 4):
             context = min(256, extent.max_context, extent.max_cell_tokens // batch)
             cell = self.cell("mixed")
             cell.build_up(cell.add(*[context] * batch), extent.max_prefill)
@@ -259,8 +259,8 @@ class _Maker:
             (prompt,) = cell.add(sum(chunks))
             for tokens in chunks:
                 cell.step((prompt, tokens), decode=True)
-            two = cell.add(24, 40)
-            cell.step(*[(i, cell.prompts[i]) for i in two], decode=True)
+            if extent.max_prefill >= 64:
+                cell.step(*[(i, cell.prompts[i]) for i in cell.add(24, 40)], decode=True)
             yield cell
 
     def swaps(self) -> Iterator[Cell]:

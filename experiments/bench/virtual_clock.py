@@ -40,7 +40,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": FCFS,
     "chunked_prefill": lambda: ChunkedPrefill(chunk_size=2048),
     "decode_priority": DecodePriority,
-    "prefix_reuse": PrefixReuse,
+    "prefix_reuse": lambda: PrefixReuse(chunk_size=2048),
 }
 QUICK = 2_000
 

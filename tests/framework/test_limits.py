@@ -68,9 +68,10 @@ def test_reasons_are_one_line_with_expected_and_found():
     assert reason is not None and "70 tokens" in reason and "max_model_len is 64" in reason
 
 
-@pytest.mark.parametrize(
-    "computed, first_token, output, served", [(0, None, 0, 0), (7, None, 0, 7), (10, 5, 1, 11), (0, 5, 4, 14), (13, 5, 4, 14)]
-)
+SERVED = [(0, None, 0, 0), (7, None, 0, 7), (10, 5, 1, 11), (0, 5, 4, 14), (13, 5, 4, 14)]
+
+
+@pytest.mark.parametrize("computed, first_token, output, served", SERVED)
 def test_tokens_served_count_each_prompt_token_once(computed, first_token, output, served):
     """A prompt that was thrown out after its first token has been served all the same."""
     some = request(10, 20)
