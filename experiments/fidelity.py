@@ -108,16 +108,15 @@ class Study:
 # ---- what is run ----
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scaled:
     """A workload with all its times multiplied."""
 
     workload: Offered
     time_scale: float
 
-    @property
-    def name(self) -> str:
-        return self.workload.name
+    def __post_init__(self) -> None:
+        self.name = self.workload.name
 
     def load(self, seed: int = 0) -> Trace:
         return scale_time(self.workload.load(seed), self.time_scale)
@@ -311,7 +310,7 @@ def policies_of(config: DictConfig, names: list[str] | None) -> dict[str, Callab
 
     def maker(node: Any) -> Callable[[], Policy]:
         node = node if isinstance(node, DictConfig) else OmegaConf.create(node)
-        return lambda: compose.build(node, "policy")  # type: ignore[no-any-return]
+        return lambda: compose.build(node, "policy")
 
     if names is None:
         return {compose.choices(["policy"]).get("policy", "policy"): maker(config.policy)}

@@ -38,7 +38,7 @@ class Options:
     batch_size: int | None
     measure: bool
 
-    def sizes(self, measured: bool) -> dict[str, int]:
+    def sizes(self, measured: bool) -> dict[str, Any]:
         names = ("prompt_tokens", "cached_tokens", "context_tokens", "batch_size")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {**MEASURED_SIZES, **given} if measured else given
@@ -66,13 +66,13 @@ def roofline_job(config: DictConfig) -> None:
     if measured:
         executor = CostExecutor(shape, hardware, **terms)
         times = measure(compose.build(config.engine, "engine"), shown_situations(executor, sizes), config.clock)
-    result = roofline(shape, hardware, **terms, **sizes, measured_s=times)
+    result = roofline(shape, hardware, measured_s=times, **terms, **sizes)
     render(result, Console(width=None if sys.stdout.isatty() else WIDTH))
     path = compose.output_directory() / "roofline.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def shown_situations(executor: CostExecutor, sizes: dict[str, int]) -> tuple[Situation, ...]:
+def shown_situations(executor: CostExecutor, sizes: dict[str, Any]) -> tuple[Situation, ...]:
     """What `roofline` will show under the same sizes."""
     prompt = sizes["prompt_tokens"]
     return situations(

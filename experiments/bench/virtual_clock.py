@@ -33,7 +33,7 @@ from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS
 from schedlab.policies.prefix_reuse import PrefixReuse
 from schedlab.workloads.populations import CommonWork
-from schedlab.workloads.workload import Offered, Recorded
+from schedlab.workloads.workload import Recorded
 
 TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -67,7 +67,7 @@ class Row:
         path = None if self.trace is None else TRACES / self.trace
         return None if path is None or path.exists() else f"there is no {path}"
 
-    def workload(self) -> Offered:
+    def workload(self) -> Any:
         if self.trace is None:
             assert self.num_requests is not None
             return CommonWork(num_requests=self.num_requests, rate=self.rate)
