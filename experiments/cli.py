@@ -29,6 +29,8 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
+traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
+app.add_typer(traces, name="trace")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -100,6 +102,62 @@ def fetch(name: Annotated[str, typer.Argument(help="which model: smollm2")]) -> 
 
     directory, made = fetch_model(name)
     print(f"{name} {'is now' if made else 'is'} in {directory}; use it with model={name}")
+
+
+TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory")]
+Format = Annotated[str | None, typer.Option(help="of the file; detected by its keys when left out")]
+IdTokens = Annotated[int | None, typer.Option(help="tokens that one block id of the trace stands for")]
+TimeUnit = Annotated[str | None, typer.Option(help="of numeric times: ns, us, ms or s")]
+
+
+@traces.command()
+def info(
+    file: TraceFile,
+    format: Format = None,
+    num_blocks: Annotated[int | None, typer.Option(help="reuse with this many KV blocks, beside unlimited")] = None,
+    block_size: Annotated[int, typer.Option(help="tokens of a KV block")] = 16,
+    id_tokens: IdTokens = None,
+    time_unit: TimeUnit = None,
+    plot: Annotated[Path | None, typer.Option(help="a PNG of arrivals and lengths")] = None,
+) -> None:
+    """One screen on a trace: rows, span, rate, lengths, sessions, prefix reuse, odd rows."""
+    from schedlab.experiments import trace
+    from schedlab.workloads.options import ReadOptions
+
+    options = ReadOptions(time_unit=time_unit, block_size=id_tokens, keep_failed=True, keep_empty=True)
+    trace.info(file, format, num_blocks=num_blocks, block_size=block_size, plot=plot, options=options)
+
+
+@traces.command()
+def convert(
+    file: TraceFile,
+    out: Annotated[Path, typer.Argument(help="the file to write")],
+    to: Annotated[str, typer.Option(help="mooncake, vidur or offered")] = "mooncake",
+    format: Format = None,
+    id_tokens: IdTokens = None,
+    time_unit: TimeUnit = None,
+    max_requests: int | None = None,
+    time_scale: Annotated[float, typer.Option(help="multiplies recorded times")] = 1.0,
+) -> None:
+    """Write a trace, or what a run was offered, in another format."""
+    from schedlab.experiments import trace
+    from schedlab.workloads.options import ReadOptions
+
+    options = ReadOptions(time_unit=time_unit, block_size=id_tokens)
+    trace.convert(file, out, to, format, options=options, max_requests=max_requests, time_scale=time_scale)
+
+
+@traces.command(context_settings=dict(FORWARDS) | {"help_option_names": ["--help"]})
+def synthesize(
+    context: typer.Context,
+    out: Annotated[Path, typer.Argument(help="the file to write")],
+    seed: int = 0,
+    to: Annotated[str, typer.Option(help="mooncake, vidur or offered")] = "mooncake",
+) -> None:
+    """Write the requests of a workload: schedlab trace synthesize OUT workload=poisson workload.arrivals.rate=4"""
+    from schedlab.experiments import trace
+
+    trace.synthesize(out, context.args, seed, to)
 
 
 def main() -> None:

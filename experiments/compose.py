@@ -68,11 +68,17 @@ def flags_first(words: Sequence[str], command: str) -> list[str]:
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
-    """The config that `overrides` give, without running anything; within a command, from that command's search path."""
-    if GlobalHydra.instance().is_initialized():
-        return hydra.compose("config", overrides=list(overrides))
-    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
+    """The config that `overrides` give, without running anything; within a command, from that command's search path.
+
+    ConfigError for a word that names nothing.
+    """
+    try:
+        if GlobalHydra.instance().is_initialized():
+            return hydra.compose("config", overrides=list(overrides))
+        with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            return hydra.compose("config", overrides=list(overrides))
+    except USER_ERRORS as error:
+        raise ConfigError(one_line(error)) from error
 
 
 def preset(group: str, name: str) -> dict[str, Any]:

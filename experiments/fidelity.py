@@ -124,8 +124,8 @@ class Scaled:
     def source(self, max_model_len: int, slo: SLO | None = None, seed: int = 0, **terms: Any) -> Source:
         return self.workload.source(max_model_len, slo, seed, **{"trace": self.load(seed), **terms})
 
-    def describe(self, seed: int = 0) -> str:
-        return self.workload.describe(seed, self.load(seed))
+    def describe(self, seed: int = 0, trace: Trace | None = None) -> str:
+        return self.workload.describe(seed, self.load(seed) if trace is None else trace)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Workload(Protocol):
     def source(self, max_model_len: int, slo: SLO | None = None, seed: int = 0, **terms: object) -> Source:
         """The requests for one run of an engine."""
 
-    def describe(self, seed: int = 0) -> str:
+    def describe(self, seed: int = 0, trace: Trace | None = None) -> str:
         """One line: requests, span, mean rate, and what was assumed or left out."""
 
 
