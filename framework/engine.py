@@ -21,7 +21,7 @@ from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, S
 from schedlab.framework.executor import Executor
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
-from schedlab.framework.policy import Aborted, Arrived, Finished, Policy, Progressed
+from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest, State
@@ -60,7 +60,7 @@ class Engine:
         self.ledger = self._allocate()
         self.columns = self._columns() if executor.needs_inputs else None
         self.standing_until: float | None = None  # a held decision stands before this time; None: ask the policy
-        self._observe = policy.observe if type(policy).observe is not Policy.observe else None
+        self._observe = self._tell if type(policy).observe is not Policy.observe else None
         self._requests: dict[str, EngineRequest] = {}
         self._aborts: list[tuple[int, int, EngineRequest]] = []
         self._abort_ids: list[str] = []
@@ -245,10 +245,23 @@ class Engine:
         except (SchedlabError, AssertionError):
             raise
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            raised = f"schedule raised {type(error).__name__}: {error} (at {where.filename}:{where.lineno})"
-            raise PolicyError(self.name, raised) from error
+            raise self._fault("schedule", error) from error
         return (time.perf_counter_ns() - started) / 1000 if started else self.modelled_us
+
+    def _tell(self, event: Event) -> None:
+        """Let the policy hear of `event`."""
+        try:
+            self.policy.observe(event)
+        except (SchedlabError, AssertionError):
+            raise
+        except Exception as error:
+            raise self._fault("observe", error) from error
+
+    def _fault(self, method: str, error: Exception) -> PolicyError:
+        """One line on what `method` of the policy raised, and where."""
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return PolicyError(self.name, f"{method} raised {what} (at {where.filename}:{where.lineno})")
 
     def _check(self, decision: Decision) -> None:
         if decision.prefills:

@@ -234,6 +234,8 @@ class Step:
         `swap` keeps its keys and values on the host; if the host pool is full, it becomes a counted `recompute`.
         """
         req, ledger = _own(request), self._ledger
+        if mode not in ("recompute", "swap"):
+            self._fail(f"preempt takes recompute or swap, found {mode!r}", req)
         self._freeze()
         if req in self._admitted:
             self._take_back(req)

@@ -7,6 +7,7 @@ from hypothesis import given
 from scripted import (
     HOST_BLOCK_GIB,
     MS,
+    PART,
     Script,
     Told,
     check_all_tokens,
@@ -56,6 +57,7 @@ def test_a_step_never_contains_a_request_that_arrived_after_it_began():
     assert made["late"].first_scheduled_ns == 1_040_000 + 1_000_000 + 10_000 * 5
 
 
+@PART
 @given(specs(), limits())
 def test_no_stamp_precedes_its_cause(trace, keys):
     outcome = run(FOUR["chunked_prefill"](), trace, **keys)
@@ -125,6 +127,26 @@ def test_a_successor_of_what_ends_on_arrival_is_in_the_same_step(end):
     made.finish()
     assert follower.visible_ns == it.finished_ns == 2_050_000
     assert follower.first_scheduled_ns == 2_050_000
+
+
+def test_a_request_submitted_by_hand_is_in_the_next_step_and_ends_a_hold():
+    asked = []
+
+    def stand(step):
+        asked.append(step.now)
+        step.grant_decodes()
+        if step.waiting:
+            step.grant(step.waiting[0])
+        else:
+            step.hold()
+
+    made = lab(Script(grants(a=None), then=stand), [Spec("a", 0, 4, 12)])
+    made.step(4)
+    assert len(asked) == 1
+    made.engine.submit(by_hand := Spec("b", 0, 4, 2).request())
+    made.step()
+    assert len(asked) == 2 and by_hand.first_scheduled_ns == asked[1] * 1e9
+    made.finish()
 
 
 # -- aborts in every state --------------------------------------------------------------------------------------------

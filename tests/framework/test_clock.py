@@ -7,7 +7,7 @@ import pytest
 from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import HOST_BLOCK_GIB, MS, JumpingExecutor, Script, ScriptedExecutor, Told, grants, lab
+from scripted import HOST_BLOCK_GIB, MS, PART, JumpingExecutor, Script, ScriptedExecutor, Told, grants, lab
 from test_fast_forward import Windows
 
 from schedlab.framework.clock import BusyClock, RecordedClock, VirtualClock, WallClock
@@ -138,6 +138,7 @@ def fast(trace):
 
 
 @pytest.mark.parametrize("name", [*ALL, "windows", "chaos"])
+@PART
 @given(trace=specs(max_requests=8, max_prompt=40, max_output=12), keys=limits(), seed=st.integers(0, 99))
 def test_recorded_boundaries_repeat_the_decisions_of_a_measured_run(name, trace, keys, seed):
     make = {"windows": lambda: Windows(MS), "chaos": lambda: Chaos(seed)}.get(name) or ALL[name]

@@ -1,11 +1,14 @@
 """Known ways in which serving engines go wrong, each as the smallest run that shows it."""
 
+from dataclasses import replace
+
 import pytest
 from four import ALL, FOUR
 from hypothesis import given
 from scripted import (
     HOST_BLOCK_GIB,
     MS,
+    PART,
     Script,
     ScriptedExecutor,
     Told,
@@ -234,6 +237,7 @@ def test_a_victim_of_its_last_token_does_not_finish():
 
 
 @pytest.mark.parametrize("name", ALL)
+@PART
 @given(trace=specs(max_requests=9, max_prompt=40, max_output=10), keys=limits())
 def test_the_oldest_running_request_is_never_the_victim(name, trace, keys):
     """So it gains tokens to its end, however small the pool; and nobody is a victim twice with no token in between."""
@@ -401,6 +405,23 @@ def test_a_failed_request_disturbs_nobody(case, name):
     assert {made[other].state for other in ("first", "it", "last", "d") if other != name} == {"finished"}
     assert tables.summary["requests/failed"] == 1 and tables.summary["requests/finished"] == 3
     assert source.told == dict.fromkeys(("first", "it", "last", "d"), 1)
+
+
+@pytest.mark.parametrize("grant", [1, 2, 3, 4, 6])
+def test_a_failure_without_tokens_is_the_same(grant):
+    """An executor that makes no tokens ends requests by their lengths alone, at the same steps."""
+
+    class Silent(Failing):
+        def execute(self, batch):
+            return replace(super().execute(batch), tokens=None)
+
+    ends = []
+    for executor in (Failing("b", grant), Silent("b", grant)):
+        made = lab(FOUR["chunked_prefill"](), [Spec(n, 0, 9, 5) for n in "abc"], executor=executor)
+        made.finish()
+        stamps = [(r.state, r.finished_ns, r.num_output_tokens, r.num_computed_tokens) for r in made.requests.values()]
+        ends.append(stamps)
+    assert ends[0] == ends[1] and ends[0][1][0] == "failed"
 
 
 def test_what_failed_is_never_published():

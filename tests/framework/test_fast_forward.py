@@ -9,12 +9,12 @@ import pytest
 from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import HOST_BLOCK_GIB, MS, JumpingExecutor, Script, grants, lab
+from scripted import HOST_BLOCK_GIB, MS, PART, JumpingExecutor, Script, grants, lab
 
 from schedlab.framework import fast_forward
 from schedlab.framework.cohort import DecodeCohort
 from schedlab.framework.engine import Engine
-from schedlab.framework.policy import Policy
+from schedlab.framework.policy import Policy, Progressed
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.testing.harness import Spec
 from schedlab.policies.common import admit, continue_prefills, decode_all
@@ -93,6 +93,7 @@ def assert_same(name, seed, executor):
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@PART
 @given(executor=st.sampled_from(list(EXECUTORS)), seed=st.integers(0, 2**32))
 def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed):
     assert_same(name, seed, executor)
@@ -182,6 +183,36 @@ def test_jumps_do_happen_and_save_the_policy_s_calls():
     jumped, stepped, asked = counts
     assert jumped[0] == stepped[0] < asked[0] / 2
     assert jumped[1] < stepped[1] == asked[1], "a jump executes no batch"
+
+
+class Accounting(Windows):
+    """Counts each request's tokens from the events it hears."""
+
+    def __init__(self):
+        super().__init__(preempt_mode="recompute")
+        self.tokens, self.log = {}, []
+
+    def schedule(self, step):
+        self.log.append((step.now, sorted(self.tokens.items())))
+        super().schedule(step)
+
+    def observe(self, event):
+        if isinstance(event, Progressed):
+            for request, tokens in [*event.prefills, *[(request, event.steps) for request in event.decodes]]:
+                self.tokens[request.request_id] = self.tokens.get(request.request_id, 0) + tokens
+
+
+@given(seed=st.integers(0, 2**32))
+def test_what_a_policy_counts_from_events_is_the_same_whenever_it_is_asked(seed):
+    logs = []
+    for changes in ({}, {"fast_forward": False}, {"honour_holds": False}):
+        trace, keys = busy(seed)
+        policy = Accounting()
+        lab(policy, trace, executor=JumpingExecutor(slope=9173), **keys, **changes).finish()
+        logs.append([*policy.log, policy.tokens])
+    jumped, stepped, asked = logs
+    assert jumped == stepped
+    assert all(entry in asked for entry in jumped)
 
 
 # -- what else a jump must not change ---------------------------------------------------------------------------------

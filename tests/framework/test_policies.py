@@ -6,7 +6,7 @@ import pytest
 from four import FOUR
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import MS, Script, ScriptedExecutor, lab, serve
+from scripted import MS, PART, Script, ScriptedExecutor, lab, serve
 
 from schedlab.framework.policy import Policy, Progressed
 from schedlab.framework.request import EngineRequest
@@ -141,7 +141,7 @@ def test_chunked_prefill_has_no_generation_stall_and_fcfs_has():
 
 
 def test_decode_priority_adds_at_most_the_stall_tokens_while_somebody_decodes():
-    """Nobody decodes in the first step, so prompts fill its budget of 16; then at most 5 tokens join each decode of a."""
+    """Nobody decodes in the first step, so prompts fill its budget; then at most 5 tokens join each decode of a."""
     policy = DecodePriority(stall_tokens=5, max_prefill_streak=100, watermark_blocks=0)
     assert log(policy, [Spec("a", 0, 10, 5), Spec("b", 0, 22, 1)]) == [
         ([("a", 0, 10), ("b", 0, 6)], []),
@@ -216,7 +216,7 @@ def test_prefix_reuse_ranks_anew_what_a_running_request_publishes():
 
 @pytest.mark.parametrize("taken, order", [(64, ["hit", "cold"]), (96, ["cold", "hit"])])
 def test_prefix_reuse_ranks_down_what_is_evicted(taken, order):
-    """'hit' leads by its cached tokens, until 'big' takes the whole pool of 96 tokens; then 'cold', which is earlier."""
+    """'hit' leads by its cached tokens, until 'big' takes the whole pool of 96 tokens; then 'cold', the earlier one."""
     trace = [SEEDED, Spec("big", MS // 2, taken, 1), prompt("cold", 2 * MS, 0), prompt("hit", 2 * MS, 8)]
     policy = PrefixReuse(chunk_size=128, aging_tokens_per_s=1e-6)
     assert order_of(policy, trace, num_blocks=24, max_num_batched_tokens=128) == ["seed", "big", *order]
@@ -329,6 +329,7 @@ class OldestFirst(Policy):
 
 
 @pytest.mark.parametrize("name", ["chunked_prefill", "decode_priority", "prefix_reuse"])
+@PART
 @given(trace=small, keys=limits())
 def test_the_oldest_running_request_progresses_in_every_step(name, trace, keys):
     run(OldestFirst(FOUR[name]()), trace, **keys)

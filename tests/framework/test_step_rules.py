@@ -131,6 +131,31 @@ def test_a_request_that_has_ended_cannot_be_granted():
         made.engine.step()
 
 
+class Faulty(Script):
+    """Raises where it is told to."""
+
+    def __init__(self, where):
+        super().__init__()
+        self._where = where
+
+    def schedule(self, step):
+        super().schedule(step)
+        if self._where == "schedule":
+            raise ValueError("first line\nsecond line")
+
+    def observe(self, event):
+        if self._where == type(event).__name__:
+            raise ValueError("first line\nsecond line")
+
+
+@pytest.mark.parametrize("where", ["schedule", "Arrived", "Admitted", "Progressed", "Finished", "Aborted"])
+def test_what_a_policy_raises_is_one_line_that_names_it(where):
+    made = lab(Faulty(where), [Spec("a", 0, 4, 3), Spec("b", 0, 4, 9, abort_ns=3_000_000)])
+    with pytest.raises(PolicyError, match=r"policy Faulty: .*ValueError.*test_step_rules\.py") as caught:
+        made.engine.run()
+    assert "\n" not in str(caught.value)
+
+
 # -- refunds ----------------------------------------------------------------------------------------------------------
 
 
