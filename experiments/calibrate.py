@@ -65,13 +65,13 @@ class Measured(NamedTuple):
 
 
 class LastStep(Recorder):
-    """Remembers of a run what its last step was. `last`: tokens, decodes, prefills, context, copied blocks."""
+    """Remembers of a run what its last step was. `last`: tokens, requests, context, copied blocks."""
 
     last: tuple[int, ...] = ()
 
     def step(self, index: int, repeat: int, now_ns: int, duration_ns: int, *figures: Any) -> None:
         prefill_tokens, decode_tokens, prefills, decodes, context = figures[:5]
-        self.last = (prefill_tokens + decode_tokens, decodes, prefills, context, figures[9])
+        self.last = (prefill_tokens + decode_tokens, prefills + decodes, context, figures[9])
 
     def request(self, request: EngineRequest) -> None:
         pass
@@ -113,7 +113,7 @@ class Bench:
         for work, copies in zip(cell.works, cell.copies, strict=True):
             engine.step()
             now = engine.now_ns
-            planned = (work.tokens, work.decodes, work.prefills, work.decode_keys + work.prefill_keys, copies)
+            planned = (work.tokens, work.decodes + work.prefills, work.decode_keys + work.prefill_keys, copies)
             assert planned == self._seen.last, f"planned {planned}, ran {self._seen.last}"
             yield Point(replace(work, copied_bytes=copies * self._block_bytes), now - before)
             before = now

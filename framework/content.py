@@ -69,7 +69,14 @@ def extend_key(parent: bytes, value: bytes) -> bytes:
 
 def stream_tokens(key: bytes, start: int, stop: int, vocab_size: int) -> np.ndarray:
     """Tokens `start..stop` of the endless stream named by `key` (splitmix64 over key + position), int64."""
-    x = np.arange(start, stop, dtype=_U64) + _U64(int.from_bytes(key[:8], "little"))
+    return _scrambled(np.arange(start, stop, dtype=_U64) + _first_word(key), vocab_size)
+
+
+def _first_word(key: bytes) -> np.uint64:
+    return _U64(int.from_bytes(key[:8], "little"))
+
+
+def _scrambled(x: np.ndarray, vocab_size: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         x *= _U64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -135,19 +142,16 @@ class IdContent:
         return Chain(keys, ends)
 
     def tokens(self, num_tokens: int, vocab_size: int) -> np.ndarray:
-        out = np.empty(num_tokens, dtype=np.int64)
         scope = digest(b"id-tokens", b"%d" % self.seed, self.namespace.encode())
-        for i, block_id in enumerate(self.ids):
-            start = i * self.width
-            stop = min(start + self.width, num_tokens)
-            if start >= stop:
-                break
-            out[start:stop] = stream_tokens(extend_key(scope, b"%d" % block_id), 0, stop - start, vocab_size)
-        covered = len(self.ids) * self.width
-        if covered < num_tokens:  # floor-form traces leave a tail without an id, which is nobody else's
-            tail = extend_key(scope, b"tail" + b",".join(b"%d" % i for i in self.ids))
-            out[covered:] = stream_tokens(tail, 0, num_tokens - covered, vocab_size)
-        return out
+        needed = self.ids[: -(-num_tokens // self.width)]
+        words = np.array([_first_word(extend_key(scope, b"%d" % block_id)) for block_id in needed], dtype=_U64)
+        places_IW = words[:, None] + np.arange(self.width, dtype=_U64)  # all streams at once: a step may wait for this
+        tokens = _scrambled(places_IW.ravel()[:num_tokens], vocab_size)
+        if len(tokens) == num_tokens:
+            return tokens
+        # floor-form traces leave a tail without an id, which is nobody else's
+        tail = extend_key(scope, b"tail" + b",".join(b"%d" % i for i in self.ids))
+        return np.concatenate([tokens, stream_tokens(tail, 0, num_tokens - len(tokens), vocab_size)])
 
 
 class UniqueContent:

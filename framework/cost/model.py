@@ -134,17 +134,22 @@ class CostExecutor:
 
     def _mixed(self, batch: Batch) -> StepResult:
         """A step that is more than decodes, or whose decodes see a window."""
-        decodes, prefills = len(batch.decodes), len(batch.prefills)
-        rows, pairs, keys, window = decodes, 0, 0, self.window
+        decodes, prefills, window = len(batch.decodes), len(batch.prefills), self.window
+        context = batch.decode_context if window is None else windowed_context(batch, window)
+        rows, pairs, keys, tokens = decodes, 0, 0, decodes + batch.prefill_tokens
         for request, start, count in batch.prefills:
             more_pairs, more_keys = attention_reach(start, count, window)
-            pairs += more_pairs
-            keys += more_keys
+            if count == 1:
+                context += more_pairs
+                decodes += 1
+                prefills -= 1
+            else:
+                pairs += more_pairs
+                keys += more_keys
             if start + count == request.num_tokens:
                 rows += 1
-        context = batch.decode_context if window is None else windowed_context(batch, window)
         copied = (len(batch.copies_out) + len(batch.copies_in)) * self._block_bytes
-        work = (decodes + batch.prefill_tokens, rows, decodes, prefills, pairs, keys, context, copied)
+        work = (tokens, rows, decodes, prefills, pairs, keys, context, copied)
         compute, memory, overhead = self.explained.shares_ns(*work)
         total = compute + memory + overhead
         if self.profile is not None:

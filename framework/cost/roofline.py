@@ -68,7 +68,7 @@ class Work:
 
     tokens          granted tokens: rows of the linears
     rows            grants that emit a token: rows of the logits
-    decodes, prefills    numbers of grants
+    decodes, prefills    numbers of grants of one token, which attend by the decode kernel, and of more
     prefill_pairs   (query, key) pairs of prefill attention; prefill_keys: keys it reads, each once
     decode_keys     keys that the decodes read: the sum of their contexts after the step
     copied_bytes    blocks that travel between device and host
@@ -85,8 +85,10 @@ class Work:
 
     @classmethod
     def prefill(cls, start: int, count: int, emits: bool = True, window: int | None = None) -> Work:
-        """`count` tokens from position `start`; `emits` unless the chunk is an inner one."""
+        """`count` tokens from position `start`; `emits` unless the chunk is an inner one. One token is a decode."""
         pairs, keys = attention_reach(start, count, window)
+        if count == 1:
+            return cls(tokens=1, rows=int(emits), decodes=1, decode_keys=pairs)
         return cls(tokens=count, rows=int(emits), prefills=1, prefill_pairs=pairs, prefill_keys=keys)
 
     @classmethod

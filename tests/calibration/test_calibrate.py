@@ -164,7 +164,7 @@ def test_a_grid_beyond_the_engines_limits(changes: dict[str, int], message: str)
 
 
 def test_a_grid_too_small_for_a_profile(shape: ModelConfig, cpu: Hardware) -> None:
-    extent = Extent(1, 1, 1, 1)
+    extent = Extent(2, 2, 2, 2)
     measured = run_grid(planted(PlantedExecutor(MACHINE)), extent, passes=2, budget_s=9.0, say=lambda line: None)
     with pytest.raises(ConfigError, match=r"profile: expected at least \d+ different steps, found \d+"):
         make_profile(measured, np.zeros(len(measured)), Roofline(shape, "fp32"), cpu, {})

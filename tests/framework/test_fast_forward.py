@@ -4,6 +4,7 @@ import math
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from four import ALL
@@ -13,6 +14,8 @@ from scripted import HOST_BLOCK_GIB, MS, PART, JumpingExecutor, Script, grants, 
 
 from schedlab.framework import fast_forward
 from schedlab.framework.cohort import DecodeCohort
+from schedlab.framework.cost.hardware import Hardware
+from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.engine import Engine
 from schedlab.framework.policy import Policy, Progressed
 from schedlab.framework.prefix_cache import PrefixCache
@@ -39,8 +42,24 @@ class Windows(Policy):
             step.hold(until=(window + 1) * self.period_ns / 1e9)
 
 
+def roofline():
+    """The real cost model, on a machine so slow that memory overtakes overhead within a decode's life."""
+    shape = SimpleNamespace(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4, vocab_size=100,
+        intermediate_size=16, tie_word_embeddings=True, qkv_bias=False, qk_norm=False, sliding_window=None,
+    )  # fmt: skip
+    machine = Hardware(
+        name="slow", peak_tflops={"bf16": 1e-3, "fp32": 1e-3}, memory_gb=1, memory_gb_s=0.03, host_link_gb_s=0.01,
+        interconnect_gb_s=0, linear_efficiency=0.5, attention_efficiency=0.4, memory_efficiency=0.8,
+        link_efficiency=0.8, kernel_us=5, step_us=600, request_us=20, sequence_us=0, scheduler_us=10,
+        scheduler_request_us=1, collective_us=0, copy_us=15,
+    )  # fmt: skip
+    return CostExecutor(shape, machine)
+
+
 POLICIES = {**ALL, "windows": Windows, "windows/recompute": lambda: Windows(9 * MS, "recompute")}
 EXECUTORS = {
+    "roofline": roofline,
     "context": lambda: JumpingExecutor(slope=9173),
     "whole milliseconds": lambda: JumpingExecutor(token_ns=0),  # so that events fall on boundaries
 }
@@ -97,6 +116,14 @@ def assert_same(name, seed, executor):
 @given(executor=st.sampled_from(list(EXECUTORS)), seed=st.integers(0, 2**32))
 def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed):
     assert_same(name, seed, executor)
+
+
+def test_the_real_cost_model_is_jumped_over_and_changes_its_bound():
+    trace = [Spec("a", 0, 8, 80), Spec("b", 0, 8, 80)]
+    made = lab(Windows(50 * MS), trace, executor=roofline(), num_blocks=60)
+    tables = made.finish()
+    assert tables.steps["repeat"].max() > 5
+    assert set(tables.steps["bound"]) == {"overhead", "memory"}
 
 
 # -- mutants: each stop ignored ---------------------------------------------------------------------------------------
@@ -213,6 +240,35 @@ def test_what_a_policy_counts_from_events_is_the_same_whenever_it_is_asked(seed)
     jumped, stepped, asked = logs
     assert jumped == stepped
     assert all(entry in asked for entry in jumped)
+
+
+class Remembering(Windows):
+    """Keeps how far each request was when it last heard of its progress; looks at that when it decides."""
+
+    def __init__(self):
+        super().__init__(preempt_mode="recompute")
+        self.outputs, self.log = {}, []
+
+    def schedule(self, step):
+        known = [(r.request_id, self.outputs.get(r.request_id, 0), r.num_output_tokens) for r in step.running]
+        self.log.append((step.now, known))
+        super().schedule(step)
+
+    def observe(self, event):
+        if isinstance(event, Progressed):
+            for request in [*[request for request, _ in event.prefills], *event.decodes]:
+                self.outputs[request.request_id] = request.num_output_tokens
+
+
+def test_progress_is_told_when_it_has_been_made_by_a_step_as_by_a_jump():
+    logs = []
+    for changes in ({}, {"fast_forward": False}):
+        policy = Remembering()
+        lab(policy, [Spec("a", 0, 8, 20), Spec("b", 0, 8, 30)], executor=JumpingExecutor(), **changes).finish()
+        logs.append(policy.log)
+    for now, known in logs[0] + logs[1]:
+        assert all(heard == emitted for _, heard, emitted in known), f"at {now} s: {known}"
+    assert logs[0] == logs[1]
 
 
 # -- what else a jump must not change ---------------------------------------------------------------------------------

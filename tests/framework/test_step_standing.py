@@ -150,6 +150,20 @@ def test_a_held_decision_is_not_asked_again_until_it_ends(executor):
 
 
 TWO = (Spec("a", 0, 4, 12), Spec("b", 0, 4, 12))
+@pytest.mark.parametrize("executor", [StubExecutor, JumpingExecutor])
+def test_a_hold_until_the_end_of_time_is_a_hold_without_a_time(executor):
+    """As `idle_until` may be: the earliest of no deadlines is infinity."""
+    asked = []
+
+    def then(step):
+        asked.append(step.now)
+        step.grant_decodes()
+        step.hold(until=math.inf)
+
+    lab(Script(grants(a=None), then=then), [Spec("a", 0, 4, 9)], executor=executor()).finish()
+    assert len(asked) == 1
+
+
 ENDS = {  # trace, keys, the times in ms at which the policy is asked, until the hold has ended once
     "until": (TWO, {}, [1.08, 5.16]),
     "until between two boundaries": (TWO, {}, [1.08, 5.16]),
