@@ -70,7 +70,7 @@ def decide_again(
         raise ConfigError(
             "recorded: expected a step for each boundary, found jumps; only measured runs are decided again"
         )
-    clock = RecordedClock(run.steps["now_ns"].tolist())
+    clock = RecordedClock(run.steps["now_ns"].tolist(), run.steps["duration_ns"].tolist())
     recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
     engine = Engine(policy, executor, LoggedEnds(source, run.requests), config, clock, recorder, predictor)
     engine.run()

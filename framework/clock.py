@@ -20,6 +20,9 @@ class Clock(Protocol):
     def now(self) -> int:
         """Nanoseconds since the run began."""
 
+    def boundary(self) -> int:
+        """The same, when an iteration may begin: a clock that replays moves on to the start of the next one."""
+
     def start(self) -> None:
         """An iteration begins."""
 
@@ -39,6 +42,9 @@ class VirtualClock:
         self._now = 0
 
     def now(self) -> int:
+        return self._now
+
+    def boundary(self) -> int:
         return self._now
 
     def start(self) -> None:
@@ -66,6 +72,9 @@ class BusyClock:
     def now(self) -> int:
         return self._now
 
+    def boundary(self) -> int:
+        return self._now
+
     def start(self) -> None:
         self._started = time.thread_time_ns()
 
@@ -87,6 +96,9 @@ class WallClock:
     def now(self) -> int:
         return time.monotonic_ns() - self._zero
 
+    def boundary(self) -> int:
+        return self.now()
+
     def start(self) -> None:
         pass
 
@@ -99,36 +111,37 @@ class WallClock:
 
 
 class RecordedClock:
-    """Replays the logged `now` of every iteration's start, so that a measured run can be re-decided exactly.
+    """Replays the logged start and duration of every iteration, so that a measured run can be re-decided exactly.
 
     After the last of them, when there is nothing to decide any more, time passes by idling alone.
     """
 
     measures = True
 
-    def __init__(self, boundaries_ns: Iterable[int]) -> None:
-        self._boundaries: Iterator[int] = iter(boundaries_ns)
+    def __init__(self, starts_ns: Iterable[int], durations_ns: Iterable[int]) -> None:
+        self._steps: Iterator[tuple[int, int]] = iter(zip(starts_ns, durations_ns, strict=True))
+        self._next = next(self._steps, None)
+        self._duration = 0
         self._now = 0
-        self._next()
-
-    def _next(self) -> bool:
-        following = next(self._boundaries, None)
-        if following is None:
-            return False
-        if following < self._now:
-            raise ConfigError(f"recorded clock: time runs backwards from {self._now} to {following} ns")
-        self._now = following
-        return True
 
     def now(self) -> int:
+        return self._now
+
+    def boundary(self) -> int:
+        if self._next is not None:
+            start, self._duration = self._next
+            if start < self._now:
+                raise ConfigError(f"recorded clock: time runs backwards from {self._now} to {start} ns")
+            self._now = start
+            self._next = next(self._steps, None)
         return self._now
 
     def start(self) -> None:
         pass
 
     def stop(self, modelled_ns: int) -> None:
-        self._next()
+        self._now += self._duration
 
     def idle_until(self, t_ns: int) -> None:
-        if not self._next():
+        if self._next is None:
             self._now = max(self._now, t_ns)

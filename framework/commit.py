@@ -86,15 +86,15 @@ class Commit:
 
     def _progress(self, batch: Batch, result: StepResult, now: int) -> list[tuple[EngineRequest, State]]:
         """Advance what was computed and emitted; returns who ended and how, in batch order."""
-        if self.observe is not None:
-            prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
-            self.observe(Progressed(prefills, tuple(batch.decodes), 1))
         cohort = self.ledger.cohort
         split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
         decoded = batch.decodes + split if split else batch.decodes
         if decoded:
             self._advance(decoded, now)
         ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
+        if self.observe is not None:
+            prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
+            self.observe(Progressed(prefills, tuple(batch.decodes), 1))
         if result.tokens is None:
             return self._ended_by_length(batch, ended)
         return [

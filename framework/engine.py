@@ -112,7 +112,7 @@ class Engine:
 
     def step(self) -> bool:
         """One boundary and one step (or one jump over standing steps); False when nothing is left to do."""
-        now = self.clock.now()
+        now = self.clock.boundary()
         if self._aborts or self._abort_ids:
             self._take_aborts(now)
         while now >= self._arrival_ns:  # what ends on arrival may bring another arrival of this instant
@@ -296,19 +296,21 @@ class Engine:
     def _execute(self, decision: Decision, scheduler_us: float) -> None:
         batch = self._batch(decision)
         result = self.executor.execute(batch)
-        self.clock.stop(result.duration_ns)
-        now = self.clock.now()
-        duration = now - decision.now_ns if self.clock.measures else result.duration_ns
+        duration = self._pass(result.duration_ns, decision)
         journal.log_step(self, decision, batch, duration, result.bound, scheduler_us)
-        self.commit.apply(decision, batch, result, now)
+        self.commit.apply(decision, batch, result, self.clock.now())
+
+    def _pass(self, modelled_ns: int, decision: Decision) -> int:
+        """The iteration ended; returns how long it lasted on the engine's clock."""
+        self.clock.stop(modelled_ns)
+        return self.clock.now() - decision.now_ns
 
     def _idle(self, decision: Decision) -> None:
         """The policy chose to wait: run pending copies, pass the time, move what was preempted."""
         assert decision.idle_until_ns is not None
         batch, duration = self._batch(decision), 0
         if batch.copies_out:
-            duration = self.executor.execute(batch).duration_ns
-            self.clock.stop(duration)
+            duration = self._pass(self.executor.execute(batch).duration_ns, decision)
         journal.log_step(self, decision, batch, duration, None, 0.0)
         self.commit.move(decision)
         wake = min(decision.idle_until_ns, self.next_event_ns())

@@ -260,7 +260,7 @@ class Step:
 
         Legal only if this step grants one token to all of `decoding` and does nothing else.
         """
-        self._hold_until_ns = math.inf if until is None else to_ns(until)
+        self._hold_until_ns = math.inf if until is None or math.isinf(until) else to_ns(until)
 
     def close(self) -> Decision:
         """The engine calls this when `schedule` returned: the step is dead, every further use is a PolicyError."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from schedlab.framework.policy import Policy
 from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import admit, continue_prefills, decode_all
+from schedlab.policies.common import admit, check_mode, continue_prefills, decode_all
 
 
 @dataclass
@@ -21,6 +21,7 @@ class ChunkedPrefill(Policy):
     preempt_mode: PreemptMode = "recompute"
 
     def __post_init__(self) -> None:
+        check_mode(self.preempt_mode)
         if self.chunk_size < 1:
             raise ValueError(f"policy.chunk_size: expected at least 1 token, found {self.chunk_size}")
 

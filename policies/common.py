@@ -11,6 +11,12 @@ from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, PreemptMode, Step
 
 
+def check_mode(mode: str) -> None:
+    """ValueError unless `mode` is a way to preempt."""
+    if mode not in ("recompute", "swap"):
+        raise ValueError(f"policy.preempt_mode: expected recompute or swap, found {mode}")
+
+
 def make_room(
     step: Step,
     request: Request,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from schedlab.framework.policy import Policy
 from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import admit, continue_prefills, decode_all
+from schedlab.policies.common import admit, check_mode, continue_prefills, decode_all
 
 
 @dataclass
@@ -26,6 +26,7 @@ class DecodePriority(Policy):
     _streak: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_mode(self.preempt_mode)
         if self.stall_tokens < 1 or self.max_prefill_streak < 1 or self.watermark_blocks < 0:
             raise ValueError(
                 f"policy: expected stall_tokens >= 1, max_prefill_streak >= 1, watermark_blocks >= 0; "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from schedlab.framework.policy import Policy
 from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import continue_prefills, decode_all, fits_whole, remaining
+from schedlab.policies.common import check_mode, continue_prefills, decode_all, fits_whole, remaining
 
 
 @dataclass
@@ -22,6 +22,9 @@ class FCFS(Policy):
     """
 
     preempt_mode: PreemptMode = "recompute"
+
+    def __post_init__(self) -> None:
+        check_mode(self.preempt_mode)
 
     def schedule(self, step: Step) -> None:
         if step.prefilling and continue_prefills(step, step.token_budget, self.preempt_mode):

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
 from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import admit, continue_prefills, decode_all
+from schedlab.policies.common import admit, check_mode, continue_prefills, decode_all
 
 
 @dataclass
@@ -33,6 +33,7 @@ class PrefixReuse(Policy):
     _pushes: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_mode(self.preempt_mode)
         if self.chunk_size < 1 or not self.aging_tokens_per_s > 0:
             raise ValueError(
                 f"policy: expected chunk_size >= 1 and aging_tokens_per_s > 0, "

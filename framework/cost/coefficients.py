@@ -28,6 +28,7 @@ class Coefficients:
     step_ns      a step that computes, whatever its size; request_ns: each request in it
     prefill_ns   each prefill grant, over and above a request
     prefill_step_ns, decode_step_ns   a step that prefills, that decodes: its attention is a kernel of its own
+    matrix_ns    a step of two tokens or more: products of two matrices, for which a CPU has other kernels
     weights_ns, linear_ns, linear_ridge      projections: floor, per token beyond `linear_ridge` tokens
     token_ns     each token's other traffic
     head_ns, logits_ns, logits_ridge         logits if any row is due: floor, per row beyond `logits_ridge` rows
@@ -43,6 +44,7 @@ class Coefficients:
     prefill_ns: float = 0.0
     prefill_step_ns: float = 0.0
     decode_step_ns: float = 0.0
+    matrix_ns: float = 0.0
     weights_ns: float = 0.0
     linear_ns: float = 0.0
     linear_ridge: float = 0.0
@@ -98,6 +100,8 @@ class Coefficients:
                 overhead += self.prefill_step_ns + self.prefill_ns * prefills
             if decodes:
                 overhead += self.decode_step_ns
+            if tokens > 1:
+                overhead += self.matrix_ns
             memory = self.token_ns * tokens + self.row_ns * rows
             if tokens > self.linear_ridge:
                 compute = self.weights_ns + self.linear_ns * (tokens - self.linear_ridge)

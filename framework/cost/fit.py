@@ -24,8 +24,8 @@ VERSION = 1
 FOLDS = 5
 
 RATES = (
-    "step_ns", "request_ns", "prefill_ns", "prefill_step_ns", "decode_step_ns", "token_ns", "linear_ns", "head_ns",
-    "row_ns", "pair_ns", "key_ns", "decode_key_ns", "copy_ns", "copied_byte_ns",
+    "step_ns", "request_ns", "prefill_ns", "prefill_step_ns", "decode_step_ns", "matrix_ns", "token_ns", "linear_ns",
+    "head_ns", "row_ns", "pair_ns", "key_ns", "decode_key_ns", "copy_ns", "copied_byte_ns",
 )  # fmt: skip
 """The fitted coefficients. The time of the weights is part of `step_ns`: one model cannot tell them apart."""
 COPY_RATES = ("idle_ns", "copy_ns", "copied_byte_ns")
@@ -213,8 +213,8 @@ def design_matrix(amounts: np.ndarray, ridge: float) -> np.ndarray:
     tokens, rows, decodes, prefills, pairs, keys, decode_keys, copied = amounts.T
     beyond = np.maximum(tokens - ridge, 0.0)
     factors = (
-        tokens > 0, decodes + prefills, prefills, prefills > 0, decodes > 0, tokens, beyond, rows > 0, rows, pairs,
-        keys, decode_keys, copied > 0, copied,
+        tokens > 0, decodes + prefills, prefills, prefills > 0, decodes > 0, tokens > 1, tokens, beyond, rows > 0, rows,
+        pairs, keys, decode_keys, copied > 0, copied,
     )  # fmt: skip
     return np.stack(factors, axis=1).astype(float)
 

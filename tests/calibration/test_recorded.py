@@ -18,7 +18,6 @@ from schedlab.experiments import engines
 from schedlab.experiments.api import Experiment
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.recorded import Agreement, decide_again, first_difference
-from schedlab.framework.clock import RecordedClock
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
@@ -147,16 +146,3 @@ def test_only_measured_runs_are_decided_again(shape: ModelConfig, cpu: Hardware)
     run = Experiment(FCFS(), workload, setup).run()
     with pytest.raises(ConfigError, match="expected a step for each boundary, found jumps"):
         again(run, FCFS(), workload, setup, shape, cpu)
-
-
-def test_a_recorded_clock_runs_forwards_and_past_its_end() -> None:
-    clock = RecordedClock([5, 7])
-    assert clock.now() == 5
-    clock.stop(100)
-    assert clock.now() == 7
-    clock.stop(100)
-    assert clock.now() == 7
-    clock.idle_until(90)
-    assert clock.now() == 90
-    with pytest.raises(ConfigError, match="time runs backwards from 5 to 4 ns"):
-        RecordedClock([5, 4]).stop(1)

@@ -195,7 +195,7 @@ def test_points_that_cannot_make_a_profile(smollm: ModelConfig, h100: Hardware) 
     decodes = [Point(Work.decode(c), 1000) for c in range(1, 50)]
     with pytest.raises(ConfigError, match="expected measured prefill steps, found none"):
         fit_profile(decodes, roofline, h100)
-    with pytest.raises(ConfigError, match="expected at least 28 different steps, found 2"):
+    with pytest.raises(ConfigError, match="expected at least 30 different steps, found 2"):
         fit_profile([Point(Work.decode(1), 9), Point(Work.prefill(0, 9), 9)], roofline, h100)
     with pytest.raises(ConfigError, match="expected durations above 0 ns, found 0"):
         fit_profile([*decodes, Point(Work.prefill(0, 9), 0)], roofline, h100)

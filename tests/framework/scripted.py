@@ -23,7 +23,7 @@ from schedlab.framework.stub import StubExecutor
 from schedlab.framework.testing.harness import TINY, Outcome, Spec, check_streams
 
 MS = 1_000_000
-PART = settings(max_examples=settings.default.max_examples)
+PART = settings(max_examples=settings.default.max_examples // 4)
 """For properties that run once for each of several policies."""
 HOST_BLOCK_GIB = 8 * TINY.block_size / (1 << 30)
 """Swap space of one block of TINY on the stub."""

@@ -32,6 +32,7 @@ def test_rms_norm_of_the_sum_with_the_residual(ops: Kernels, dtype: torch.dtype)
     expected, expected_total = REFERENCE.rms_norm(x.double(), weight[0], 1e-5, residual)
     assert error(total, expected_total) <= TOLERANCE[dtype]
     assert error(normed, expected) <= TOLERANCE[dtype]
+    assert torch.equal(normed, ops.rms_norm(total, weight[0], 1e-5))
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
 
 
