@@ -87,7 +87,7 @@ class Bench:
         self.cells = cells
         self._block_bytes = setup.executor.block_bytes(setup.config.block_size)
         host = (swapped_blocks(cells) + 1) * self._block_bytes / GIB
-        config = replace(setup.config, swap_space_gib=host)
+        config = replace(setup.config, enable_prefix_caching=False, swap_space_gib=host)
         self._script = Script()
         self._seen = LastStep(Measurement(config.max_num_seqs, config.num_blocks))
         source = ListSource([])

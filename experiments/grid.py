@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schedlab.framework.content import Content, IdContent, UniqueContent
+from schedlab.framework.content import IdContent
 from schedlab.framework.cost.roofline import Work
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.limits import EngineConfig
@@ -66,13 +66,11 @@ class Move(NamedTuple):
 class Cell:
     """Requests and the steps they go through, written down as if it had already happened.
 
-    `works` are what the steps compute, in units of `Work` but for copies, which `copies` counts in blocks. Prompts have
-    identity, as those of most traces do, but share nothing; without `identity` the prefix cache knows nothing of them.
+    `works` are what the steps compute, in units of `Work` but for copies, which `copies` counts in blocks.
     """
 
     name: str
     block_size: int
-    identity: bool = True
     prompts: list[int] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
@@ -122,16 +120,16 @@ class Cell:
         self.step(*grants)
 
     def requests(self, names: Iterator[int]) -> list[EngineRequest]:
-        """Fresh requests that end with the tokens that this cell lets them emit."""
-        return [
-            EngineRequest(str(row), 0, prompt, self._content(row, prompt), recorded_output_tokens=emitted)
-            for row, prompt, emitted in zip(names, self.prompts, self._emitted, strict=False)
-        ]
+        """Fresh requests that end with the tokens that this cell lets them emit.
 
-    def _content(self, row: int, prompt: int) -> Content:
-        if not self.identity:
-            return UniqueContent(row)
-        return IdContent(range(-(-prompt // self.block_size)), self.block_size, namespace=str(row))
+        Their prompts are known by ids, as those of most traces are, since an engine's step makes tokens of them.
+        """
+        rows = [next(names) for _ in self.prompts]
+        ids = [range(-(-prompt // self.block_size)) for prompt in self.prompts]
+        return [
+            EngineRequest(str(row), 0, prompt, IdContent(i, self.block_size, str(row)), recorded_output_tokens=emitted)
+            for row, prompt, i, emitted in zip(rows, self.prompts, ids, self._emitted, strict=True)
+        ]
 
     def _decodes(self, i: int) -> bool:
         return self._emitted[i] > 0 and i not in self._away
@@ -274,7 +272,7 @@ class _Maker:
         extent = self.extent
         for context in up_to(min(extent.max_context, max(extent.max_cell_tokens // 4, 1)), 4, 64):
             for away in (1, 3):
-                cell = Cell("swap", self.block_size, identity=False)  # all blocks travel: none is found in the cache
+                cell = self.cell("swap")
                 batch = cell.add(*[context] * 4)
                 cell.build_up(batch, extent.max_prefill)
                 cell.step(decode=True, swap=batch[:away])
