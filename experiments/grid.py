@@ -22,6 +22,8 @@ from schedlab.framework.step import Step
 GIB = 1 << 30
 DECODE_STEPS = 8
 """Decode-only steps of a cell: as in a run, most of them follow another of their kind."""
+PAUSE = 2
+"""Decode-only steps before a prompt's: in a run it mostly comes upon caches that decoding has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,14 @@ class Cell:
         self.works.append(work)
         self.copies.append(copies)
 
+    def companion(self) -> None:
+        """A request that decodes in the pauses."""
+        self.step((*self.add(64), 64))
+
+    def pause(self) -> None:
+        for _ in range(PAUSE):
+            self.step(decode=True)
+
     def build_up(self, requests: Sequence[int], step_tokens: int) -> None:
         """Prefill whole prompts, as many to a step as fit into `step_tokens`; a longer prompt goes in chunks."""
         grants: list[tuple[int, int]] = []
@@ -172,10 +182,11 @@ class Script(Policy):
 
 
 def make_cells(extent: Extent, block_size: int) -> list[Cell]:
-    """All cells: prefills alone and together, long contexts, decode batches, mixtures, swaps."""
+    """All cells: prefills alone and together, long contexts and short ends of them, decode batches, mixtures, swaps."""
     new = _Maker(extent, block_size)
     return [
-        *new.prompts(), *new.long_prompts(), *new.several_prompts(), *new.decodes(), *new.mixtures(), *new.swaps(),
+        *new.prompts(), *new.long_prompts(), *new.short_ends(), *new.several_prompts(), *new.decodes(), *new.mixtures(),
+        *new.swaps(),
     ]  # fmt: skip
 
 
@@ -208,6 +219,8 @@ class _Maker:
         longest = min(self.extent.max_prefill, self.extent.max_context)
         for tokens in sorted({*up_to(longest, 4), *up_to(longest, 2, 48)}):
             cell = self.cell("prefill")
+            cell.companion()
+            cell.pause()
             cell.build_up(cell.add(tokens), tokens)
             yield cell
 
@@ -227,12 +240,29 @@ class _Maker:
             left -= tokens
         yield cell
 
+    def short_ends(self) -> Iterator[Cell]:
+        """Small chunks after a context, as a prefix that is found in the cache leaves them."""
+        extent = self.extent
+        ends = [tokens for tokens in (8, 24, 60, 160) if tokens <= extent.max_prefill]
+        for context in up_to(extent.max_context - sum(ends), 3, 64) if sum(ends) < extent.max_context else []:
+            cell = self.cell("short end")
+            cell.companion()
+            (prompt,) = cell.add(context + sum(ends))
+            for start in range(0, context, extent.max_prefill):
+                cell.step((prompt, min(extent.max_prefill, context - start)))
+            for tokens in ends:
+                cell.pause()
+                cell.step((prompt, tokens))
+            yield cell
+
     def several_prompts(self) -> Iterator[Cell]:
         """Several whole prompts in one step."""
         extent = self.extent
         for count, tokens in ((2, 16), (8, 16), (4, 64), (3, 200), (8, 100)):
             if count <= extent.max_batch and count * tokens <= min(extent.max_prefill, extent.max_context):
                 cell = self.cell("prefill")
+                cell.companion()
+                cell.pause()
                 cell.build_up(cell.add(*[tokens] * count), count * tokens)
                 yield cell
 
@@ -257,11 +287,12 @@ class _Maker:
             cell = self.cell("mixed")
             cell.build_up(cell.add(*[context] * batch), extent.max_prefill)
             chunks = [1]
-            for tokens in (16, 64, 200, 450):
+            for tokens in (127, 16, 64, 200, 450):
                 if tokens <= extent.max_prefill and sum(chunks) + tokens <= extent.max_context:
                     chunks.append(tokens)
             (prompt,) = cell.add(sum(chunks))
             for tokens in chunks:
+                cell.pause()
                 cell.step((prompt, tokens), decode=True)
             if extent.max_prefill >= 64:
                 cell.step(*[(i, cell.prompts[i]) for i in cell.add(24, 40)], decode=True)

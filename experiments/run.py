@@ -74,8 +74,6 @@ def run_config(config: DictConfig, directory: Path) -> RunTables:
     experiment = experiment_of(config, settings)
     tracker = tracker_of(config, experiment, directory)
     try:
-        if settings.progress:
-            print(experiment.workload.describe(experiment.seed, experiment.trace))
         tables = experiment.run(directory, progress(experiment.name, settings.progress))
         if settings.plots and settings.record == "full":
             from schedlab.experiments.plots import save_all

@@ -71,7 +71,7 @@ def test_loads_are_shares_of_the_capacity(found: Study) -> None:
     assert low.time_scale == pytest.approx(4 * high.time_scale)
     capacity = np.median([*found.capacity_s.values()])
     assert low.time_scale * 0.5 * found.span_s == pytest.approx(capacity)
-    assert high.virtual["ttft/mean"] > 1.2 * low.virtual["ttft/mean"]
+    assert high.virtual["ttft/mean"] > low.virtual["ttft/mean"]
 
 
 def test_the_profile_is_of_steps_from_between_the_real_runs(found: Study) -> None:
