@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedlab.experiments.engines import EngineSetup, hardware_preset, model_preset
-from schedlab.experiments.grid import GIB, Cell, Extent, Script, make_cells, swapped_blocks
+from schedlab.experiments.engines import GIB, EngineSetup, hardware_preset, model_preset
+from schedlab.experiments.grid import Cell, Extent, Script, make_cells, swapped_blocks
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import (
     FOLDS,

@@ -19,8 +19,7 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.step import Step
 
-GIB = 1 << 30
-DECODE_STEPS = 8
+DECODE_STEPS = 12
 """Decode-only steps of a cell: as in a run, most of them follow another of their kind."""
 PAUSE = 2
 """Decode-only steps before a prompt's: in a run it mostly comes upon caches that decoding has left."""
@@ -107,7 +106,8 @@ class Cell:
 
     def companion(self) -> None:
         """A request that decodes in the pauses."""
-        self.step((*self.add(64), 64))
+        (request,) = self.add(64)
+        self.step((request, 64))
 
     def pause(self) -> None:
         for _ in range(PAUSE):

@@ -243,24 +243,26 @@ def robust_rates(
 
 
 def nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """x >= 0 of least |a x - b| (Lawson, Hanson: Solving Least Squares Problems, 1974, algorithm 23.10)."""
-    q, a = np.linalg.qr(a)
-    b = q.T @ b
+    """x >= 0 of least |a x - b| (Lawson, Hanson: Solving Least Squares Problems, 1974, algorithm 23.10).
+
+    On the normal equations, as columns are few and rows are many (Bro, De Jong, J. Chemometrics 11, 1997).
+    """
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale
+    gram, projected = a.T @ a, a.T @ b
     x = np.zeros(a.shape[1])
     free = np.zeros(a.shape[1], dtype=bool)
     tolerance = 1e-10 * float(np.linalg.norm(b))
     for _ in range(3 * a.shape[1]):
-        gradient = np.where(free, -np.inf, a.T @ (b - a @ x))
+        gradient = np.where(free, -np.inf, projected - gram @ x)
         entering = int(np.argmax(gradient))
         if gradient[entering] <= tolerance:
             break
         free[entering] = True
         while True:
             target = np.zeros_like(x)
-            target[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            target[free] = np.linalg.lstsq(gram[np.ix_(free, free)], projected[free], rcond=None)[0]
             blocked = free & (target <= 0)
             if not blocked.any():
                 break
