@@ -50,4 +50,5 @@ def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest
         decision.decodes_at,
         decision.refusals,
         None if idle is None or math.isinf(idle) else int(idle),
+        [start for _, start, _ in decision.prefills],
     )
