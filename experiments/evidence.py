@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from schedlab.framework.errors import ConfigError
+
 RunDirectory = Annotated[Path, typer.Argument(help="a run directory")]
 Start = Annotated[float | None, typer.Option(help="seconds of engine time")]
 Out = Annotated[Path | None, typer.Option(help="where to write instead")]
@@ -21,7 +23,21 @@ def timeline(directory: RunDirectory, start: Start = None, stop: Start = None, o
     print(f"{write_timeline(read_run(directory), path, start, stop):,} events in {path}")
 
 
+def explain(
+    directory: RunDirectory,
+    tried: Annotated[bool, typer.Option("--try/--no-try", help="run each suggestion on the virtual clock")] = True,
+    format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
+) -> None:
+    """Where the wait of a run came from, what to change, and what the change does."""
+    from schedlab.experiments.explain import explain as explain_run
+    from schedlab.experiments.explain import show
+
+    if format not in ("terminal", "json"):
+        raise ConfigError(f"--format {format}: expected terminal or json")
+    show(explain_run(directory, tried), format)
+
+
 def add_to(app: typer.Typer) -> None:
     """Declare the commands."""
-    for command in (timeline,):
+    for command in (timeline, explain):
         app.command()(command)

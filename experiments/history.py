@@ -101,6 +101,11 @@ class Histories:
         mine = set(history.listed)
         return [row for row in self.list_rows[low:high] if row not in mine]
 
+    def decoded_apart(self, history: History, phase: Phase) -> list[int]:
+        """Rows of a decode phase in which this request decoded by a grant of its own and no others decoded."""
+        low, high = (bisect_left(history.listed, row) for row in (phase.first, phase.stop))
+        return [row for row in history.listed[low:high] if not self.decodes[row]]
+
 
 def histories(run: RunTables) -> Histories:
     """From the logs of `run`, whole or as far as they go."""
