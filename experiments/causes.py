@@ -212,18 +212,20 @@ def _smaller_chunks(view: View) -> Suggestion:
 
 
 def _gap_with_chunks(view: View, tokens: int) -> float | None:
-    """A step of a full chunk at the middle of a mean prompt, beside the decodes that prompts met."""
+    """The 99th percentile of gaps if every prompt were computed in chunks beside as many decodes as now."""
     if (rates := _rates(view)) is None:
         return None
     steps = view.run.steps
-    met = steps["decode_requests"] > 0
-    decodes = round(np.average(steps["running"], weights=steps["duration_ns"]))
-    context = round(np.average(steps["context_tokens"][met] / steps["decode_requests"][met])) * decodes
-    prompts = view.run.requests["prompt_tokens"].astype(float)
-    start = round(np.average(prompts, weights=prompts) / 2)
-    count = min(max(tokens - decodes, 1), 2 * start)
-    pairs, keys = attention_reach(max(start - count // 2, 0), count)
-    return sum(rates.shares_ns(count + decodes, decodes + 1, decodes, 1, pairs, keys, context, 0)) / NS
+    rows = steps["decode_requests"] > 0
+    decodes = round(np.average(steps["running"][rows], weights=steps["duration_ns"][rows]))
+    context = round(np.average(steps["context_tokens"][rows] / steps["decode_requests"][rows])) * decodes
+    chunk = max(tokens - decodes, 1)
+    starts = np.concatenate([np.arange(0, prompt, chunk) for prompt in view.run.requests["prompt_tokens"].tolist()])
+    undisturbed = int(steps["repeat"][rows & (steps["prefill_tokens"] == 0)].sum())
+    beyond = 0.01 * (len(starts) + undisturbed) / len(starts)  # the share of chunks with a longer gap
+    start = int(np.quantile(starts, max(1 - beyond, 0)))
+    pairs, keys = attention_reach(start, chunk)
+    return sum(rates.shares_ns(chunk + decodes, decodes + 1, decodes, 1, pairs, keys, context, 0)) / NS
 
 
 def _rates(view: View) -> Coefficients | None:
@@ -287,9 +289,20 @@ def preemption(view: View) -> Cause | None:
 
 
 def _more_blocks(view: View) -> Suggestion:
-    blocks = 2 * int(view.limits.get("num_blocks", 0))
+    blocks = max(_blocks_together(view), int(view.limits["num_blocks"]) + 1)
     words = f"engine.num_blocks={blocks}, or another victim rule or preempt_mode of the policy"
     return Suggestion(words, Changes({"engine.num_blocks": blocks}), "tpot/mean", _without_preemption(view))
+
+
+def _blocks_together(view: View) -> int:
+    """Blocks for all that were admitted and not finished at one time, at their full lengths: the most at any time."""
+    requests = view.run.requests
+    admitted = ~np.isnan(requests["first_scheduled_s"])
+    tokens = (requests["prompt_tokens"] + requests["output_tokens"])[admitted]
+    blocks = -(-tokens // int(view.limits["block_size"]))
+    times = np.concatenate([requests["finished_s"][admitted], requests["first_scheduled_s"][admitted]])
+    changes = np.concatenate([-blocks, blocks])
+    return int(np.cumsum(changes[np.argsort(times, kind="stable")]).max(initial=0))
 
 
 def _without_preemption(view: View) -> float:
