@@ -21,7 +21,7 @@ from schedlab.framework.cost.roofline import attention_reach
 from schedlab.framework.request import NS
 from schedlab.framework.tables import RunTables
 
-ERROR = 0.15
+ERROR = 0.1
 """Stated error of a prediction, as a share of the metric before the change."""
 DOMINATES = 0.5
 """Share of TTFT from which on the queue, and of TPOT from which on the moving of weights, is a cause."""

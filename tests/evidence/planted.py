@@ -33,7 +33,7 @@ def interference(draw: random.Random) -> dict:
         "policy": draw.choice([FCFS, chunked(2048)]),
         "workload.lengths.prompt": [3000, longest],
         "workload.lengths.output": [150, 350],
-        "workload.arrivals.rate": draw.uniform(2.0, 2.6),
+        "workload.arrivals.rate": draw.uniform(2.7, 3.1),
         "workload.num_requests": 80,
     }
 
