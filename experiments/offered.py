@@ -31,9 +31,7 @@ class Counted:
         self._source = source
         self.total = total
         self.done = 0
-
-    def peek(self) -> int | None:
-        return self._source.peek()
+        self.peek = source.peek
 
     def pop(self, now_ns: int) -> list[EngineRequest]:
         return self._source.pop(now_ns)

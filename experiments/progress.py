@@ -22,6 +22,8 @@ class Counts(Protocol):
 class Quiet:
     """Shows nothing."""
 
+    shows = False
+
     def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
         pass
 
@@ -34,6 +36,8 @@ class Quiet:
 
 class Lines(Quiet):
     """A line every ten seconds."""
+
+    shows = True
 
     def __init__(self, title: str, stream: IO[str]) -> None:
         self._title = title
@@ -49,6 +53,8 @@ class Lines(Quiet):
 
 class Bar(Quiet):
     """A bar that is redrawn in place and leaves nothing behind."""
+
+    shows = True
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
