@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from schedlab.framework.chain import chain_limit, take_chain
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.journal import log_decision
 from schedlab.framework.limits import ending
@@ -31,6 +32,9 @@ class StandingCost(Protocol):
 
     def duration_ns(self, context_sum: int) -> int:
         """Nanoseconds of a step after which the contexts sum to `context_sum`."""
+
+    def chain_ns(self, context_sum: int, growth: int, num_steps: int) -> int:
+        """Nanoseconds of a chain of steps, after which the contexts sum to `context_sum`, `context_sum + growth`, …"""
 
     def bound(self, context_sum: int) -> str | None:
         """What limits such a step."""
@@ -62,12 +66,19 @@ def _jump(
     if decision is None:
         ledger.grow(cohort.needing_block())
     cost = decode_cost(n)
-    stretch = Stretch(now, context, ledger.cache.num_free, ledger.cache.num_unowned, cost.duration_ns(context))
+    limit = chain_limit(cohort.members, engine.config.max_chained_steps)
+    first = take_chain(ledger, limit) if limit > 1 else 1
+    stretch = Stretch(now, context, ledger.cache.num_free, ledger.cache.num_unowned, cost.chain_ns(context, n, first))
     first_gaps = engine.commit.gaps(stretch.end_ns)
     cohort.advance(stretch.end_ns)
     bound = cost.bound(context)
-    _extend(stretch, engine, cost, context + n, bound)
-    cohort.tick += len(stretch.durations)
+    if limit > 1:
+        stretch.follow(first)
+        cohort.tick += first - 1
+        _extend_by_chains(stretch, engine, cost, context + n * first, bound, limit)
+    else:
+        _extend(stretch, engine, cost, context + n, bound)
+        cohort.tick += len(stretch.durations)
     cohort.emitted_ns = stretch.end_ns
     clock.idle_until(stretch.end_ns)
     _record(engine, decision, stretch, first_gaps, bound)
@@ -77,11 +88,12 @@ def _jump(
 
 class Stretch:
     """Equal steps in a row: the inputs of the first, when the last ended, and the durations of those after the
-    first.
+    first. A chain's duration is that of its first step; its `followers` take 0, as their tokens come with the chain's.
     """
 
     __slots__ = (
-        "begin_ns", "context", "durations", "end_ns", "free", "free_block_ns", "free_min", "second_ns", "unowned",
+        "begin_ns", "context", "durations", "end_ns", "followers", "free", "free_block_ns", "free_min", "second_ns",
+        "unowned",
     )  # fmt: skip
 
     def __init__(self, begin_ns: int, context: int, free: int, unowned: int, duration_ns: int) -> None:
@@ -92,6 +104,14 @@ class Stretch:
         self.durations: list[int] = []
         self.end_ns = self.second_ns = begin_ns + duration_ns
         self.free_block_ns = free * duration_ns
+        self.followers = 0
+
+    def follow(self, steps: int) -> None:
+        """What was last is a chain of `steps`."""
+        if not self.durations and steps > 1:
+            self.second_ns = self.begin_ns
+        self.durations += [0] * (steps - 1)
+        self.followers += steps - 1
 
 
 def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int, bound: str | None) -> None:
@@ -134,6 +154,28 @@ def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, context: int, 
     stretch.end_ns, stretch.free_min, stretch.free_block_ns = now, free, area
 
 
+def _extend_by_chains(
+    stretch: Stretch, engine: Engine, cost: StandingCost, context: int, bound: str | None, limit: int
+) -> None:
+    """`_extend` where up to `limit` steps are one boundary, at which alone anything else can happen."""
+    ledger, cohort = engine.ledger, engine.ledger.cohort
+    n = len(cohort.members)
+    assert engine.standing_until is not None
+    stop = min(engine.standing_until, engine.next_event_ns(), engine.recorder.next_edge_ns(stretch.begin_ns))
+    last = cohort.next_finish()
+    while cohort.tick != last and stretch.end_ns < stop and cost.bound(context) == bound and engine.next_tick_fits():
+        ledger.grow(cohort.needing_block())
+        steps = take_chain(ledger, limit)
+        duration, free = cost.chain_ns(context, n, steps), ledger.cache.num_free
+        stretch.durations.append(duration)
+        stretch.follow(steps)
+        stretch.end_ns += duration
+        stretch.free_min = min(stretch.free_min, free)
+        stretch.free_block_ns += duration * free
+        context += n * steps
+        cohort.tick += steps
+
+
 def _record(
     engine: Engine,
     decision: Decision | None,
@@ -154,7 +196,7 @@ def _record(
     recorder.step(
         index, steps, stretch.begin_ns, stretch.end_ns - stretch.begin_ns, 0, len(members), 0, len(members),
         stretch.context, len(ledger.running), len(ledger.waiting), stretch.free, stretch.unowned, 0, bound,
-        engine.modelled_us * steps, stretch.free_block_ns, stretch.free_min,
+        engine.modelled_us * (steps - stretch.followers), stretch.free_block_ns, stretch.free_min,
     )  # fmt: skip
     for gap_ns, count in first_gaps:
         recorder.gap(gap_ns, count)
