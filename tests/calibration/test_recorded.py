@@ -70,8 +70,8 @@ def sessions(turns: int = 3, count: int = 8, last_prompt: int = 40) -> Made:
 
 
 def real_engine(**more: int) -> EngineSetup:
-    limits = more | {"num_blocks": 32, "max_num_seqs": 6, "max_num_batched_tokens": 64, "max_model_len": 256, "block_size": 4}
-    return engines.cpu(SMALL, swap_space_gib=30 * 4 * 128 / engines.GIB, **limits)
+    limits = {"num_blocks": 32, "max_num_seqs": 6, "max_num_batched_tokens": 64, "max_model_len": 256, "block_size": 4}
+    return engines.cpu(SMALL, swap_space_gib=30 * 4 * 128 / engines.GIB, **limits, **more)
 
 
 def again(
