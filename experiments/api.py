@@ -15,7 +15,7 @@ from typing import Any
 
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.manifest import describe_run, write_manifest
-from schedlab.experiments.offered import Counted, Logged
+from schedlab.experiments.offered import Counted, Logged, offered
 from schedlab.experiments.progress import Quiet
 from schedlab.experiments.text import StopStrings, answer_text
 from schedlab.framework.cost.expand import rates_of
@@ -84,8 +84,10 @@ class Experiment:
                 engine = Engine(
                     self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
                 )
+                shown.begin(offered(trace))
                 engine.run(self._after_steps(source, shown))
-            return recorder.close(backlog_end=engine.num_unfinished, counters=trace.provenance.counts)
+            counters = {**trace.provenance.counts, **source.lag_us()}
+            return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
     @cached_property
     def trace(self) -> Trace:

@@ -24,6 +24,9 @@ class Quiet:
 
     shows = False
 
+    def begin(self, offered: str) -> None:
+        """The run starts; `offered` says what it is offered."""
+
     def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
         pass
 
@@ -43,6 +46,9 @@ class Lines(Quiet):
         self._title = title
         self._stream = stream
         self._next = time.monotonic() + LINE_EVERY_S
+
+    def begin(self, offered: str) -> None:
+        print(f"{self._title}: {offered}", file=self._stream, flush=True)
 
     def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
         if (now := time.monotonic()) < self._next:
@@ -66,9 +72,13 @@ class Bar(Quiet):
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
         )
+        self._title = title
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
         self._task = self._bar.add_task(title, total=None, status="")
         self._next = 0.0
+
+    def begin(self, offered: str) -> None:
+        self._bar.console.print(f"{self._title}: {offered}", highlight=False, markup=False)
 
     def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
         if (now := time.monotonic()) < self._next:

@@ -38,6 +38,7 @@ class ModelExecutor:
     """
 
     needs_inputs = True
+    chains = True
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class ModelExecutor:
         self._sampling_seed = sampling_seed
         self._kernels = INVARIANT if batch_invariant else kernels(self._device)
         self._decoder = Decoder(config, self._weights(path, seed), self._kernels, tiled if batch_invariant else plain)
+        self._block_size = 0
         self._kv = torch.empty(0)
         self._host_kv = torch.empty(0)
         self.kv_caches: list[KVCache] = []
@@ -89,6 +91,7 @@ class ModelExecutor:
         blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks"
         self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need")
         config = self.config
+        self._block_size = block_size
         row = (block_size, config.num_key_value_heads, config.head_dim)
         shape = (config.num_hidden_layers, 2)
         self._kv = torch.empty((*shape, num_blocks, *row), dtype=self._dtype, device=self._device)
@@ -109,12 +112,20 @@ class ModelExecutor:
         failed: dict[int, str] = {}
         tokens = np.empty((0, 1), dtype=np.int64)
         if batch.inputs is not None and batch.inputs.requests:
-            tokens = self._compute(batch.inputs, failed)
+            tokens = self._chain(batch.inputs, batch.steps, failed)
         return StepResult(time.perf_counter_ns() - began, tokens, failed=failed)
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Run the model on `inputs`: logits [S, V] of the emitting grants. Keys and values go to their slots."""
         return self._decoder.forward(RaggedBatch.of(inputs, self._device), self.kv_caches)
+
+    def _chain(self, inputs: Inputs, steps: int, failed: dict[int, str]) -> np.ndarray:
+        """Tokens [N, steps] of `inputs` and of the steps of decodes that follow from them."""
+        tokens_NK = [self._compute(inputs, failed)]
+        for _ in range(steps - 1):
+            inputs = inputs.following(tokens_NK[-1][:, 0], self._block_size)
+            tokens_NK.append(self._compute(inputs, failed))
+        return np.concatenate(tokens_NK, axis=1)
 
     def _compute(self, inputs: Inputs, failed: dict[int, str]) -> np.ndarray:
         tokens_N1 = np.full((len(inputs.requests), 1), -1, dtype=np.int64)
@@ -122,7 +133,7 @@ class ModelExecutor:
         drawn_S = self._kernels.sample(logits_SV, *sampling_tensors(inputs, self._sampling_seed, self._device)).cpu()
         tokens_N1[inputs.emitting_S, 0] = drawn_S.numpy()
         for grant, position in zip(inputs.emitting_S.tolist(), inputs.output_positions_S.tolist(), strict=True):
-            if tokens_N1[grant, 0] < 0:
+            if tokens_N1[grant, 0] < 0 and grant not in failed:
                 failed[grant] = f"logits at position {position} are not finite"
         return tokens_N1
 
