@@ -43,9 +43,9 @@ def run_with_overrides(
     failures: list[Exception] = []
 
     @functools.wraps(task)
-    def job(config: DictConfig) -> None:
+    def job(config: DictConfig) -> Any:
         try:
-            task(config)
+            return task(config)
         except Exception as error:  # raised below instead: Hydra would print lines of its own first
             failures.append(error)
 
@@ -162,7 +162,17 @@ def overrides() -> dict[str, str]:
 
 
 class ComparisonAtEnd(Callback):
-    """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process."""
+    """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process.
+
+    With `resume`, it also begins with a list of what is there.
+    """
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        if config.get("resume"):
+            from schedlab.experiments.resume import list_owners
+
+            done = list_owners(Path(config.hydra.sweep.dir))
+            print(f"resume: {done} finished {'run' if done == 1 else 'runs'} in {config.hydra.sweep.dir}")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from schedlab.experiments.run import compare_sweep

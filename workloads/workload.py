@@ -215,12 +215,17 @@ class Recorded(Offered):
             where = f"; obtain the file from {self.obtain}" if self.obtain else ""
             raise ConfigError(f"workload {self.name} needs workload.path{where}")
         if self.path.startswith(EMBEDDED):
-            return Path(str(files("schedlab.workloads") / "data" / self.path.removeprefix(EMBEDDED)))
+            return embedded_file(self.path)
         path = Path(self.path).expanduser()
         if not path.exists():
             where = f"; obtain it from {self.obtain}" if self.obtain else ""
             raise ConfigError(f"workload.path={self.path}: no such file{where}")
         return path
+
+
+def embedded_file(name: str) -> Path:
+    """`embedded:NAME` in the package."""
+    return Path(str(files("schedlab.workloads") / "data" / name.removeprefix(EMBEDDED)))
 
 
 def one_of(name: str, value: str | None, *allowed: str | None) -> None:
