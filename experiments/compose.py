@@ -24,7 +24,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from schedlab.experiments.checks import check_arguments
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -93,11 +93,10 @@ def preset(group: str, name: str) -> dict[str, Any]:
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """Plain values, every interpolation done. ConfigError for a value that is still missing."""
-    missing = OmegaConf.missing_keys(config)
-    if missing:
-        keys = sorted(f"{config._get_full_key(None)}.{key}".lstrip(".") for key in missing)
-        raise ConfigError(f"{keys[0]} has no default: give {keys[0]}=…")
-    resolved = OmegaConf.to_container(config, resolve=True)
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} has no default: give {error.full_key}=…") from None
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 

@@ -32,7 +32,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from schedlab.framework.writer import write_whole
+from schedlab.workloads.workload import keep_traces
 
+KEPT_TRACES = 2
+"""Parsed, in each process: the jobs of a sweep share few files, and a large one takes gigabytes."""
 Words = tuple[str, ...]
 
 
@@ -45,18 +48,18 @@ class Job:
 
 
 class Composer:
-    """Configs of a sweep's jobs. `load` is Hydra's own composition for this sweep, `master` the config it starts from."""
+    """Configs of the jobs of a sweep that starts from the config `master`."""
 
-    def __init__(self, load: Callable[[list[str]], DictConfig], master: DictConfig, parser: OverridesParser) -> None:
-        self._load = load
+    def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
+        self._loader = loader
         self._master = master
-        self._parser = parser
+        self._parser = OverridesParser.create(config_loader=loader)
         self._parsed: dict[str, Override] = {}
         self._bases: dict[Words, tuple[DictConfig, DictConfig]] = {}
         self._checked: set[tuple[Words, ...]] = set()
 
     def compose(self, overrides: Words) -> tuple[DictConfig, DictConfig]:
-        """The task's config, new; and Hydra's, which all jobs of the same options share, with what this job was given."""
+        """The task's config; and Hydra's, one for all jobs of the same options, with what this job was given."""
         options, values = self._split(overrides)
         base, holder = self._base(options)
         config = copy.deepcopy(base)
@@ -79,7 +82,7 @@ class Composer:
 
     def _base(self, options: Words) -> tuple[DictConfig, DictConfig]:
         if options not in self._bases:
-            whole = self._load(list(options))
+            whole = self._loader.load_sweep_config(self._master, list(options))
             holder = OmegaConf.masked_copy(whole, "hydra")
             with read_write(whole), open_dict(whole):
                 del whole["hydra"]
@@ -126,18 +129,11 @@ class Quick:
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         key = id(master_config)
         if key not in self._composers:
-            self._composers[key] = composer_of(self.loader, master_config)
+            self._composers[key] = Composer(self.loader, master_config)
         return self._composers[key].check(tuple(sweep_overrides))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
-
-
-def composer_of(loader: ConfigLoader, master: DictConfig) -> Composer:
-    def load(options: list[str]) -> DictConfig:
-        return loader.load_sweep_config(master, options)
-
-    return Composer(load, master, OverridesParser.create(config_loader=loader))
 
 
 @dataclass(frozen=True)
@@ -154,17 +150,18 @@ class SweepTask:
         from schedlab.experiments.cli import show_warning
 
         warnings.showwarning = show_warning
+        keep_traces(KEPT_TRACES)
         os.environ["HYDRA_FULL_ERROR"] = "1"
         Plugins.instance()
         GlobalHydra.instance().clear()
         GlobalHydra.instance().initialize(Hydra(task_name="schedlab", config_loader=self.loader))
-        return partial(self.run, composer_of(self.loader, self.master))
+        return partial(self.run, Composer(self.loader, self.master))
 
     def run(self, composer: Composer, job: Job) -> Any:
         """What the task returns, after Hydra's own preparations: its config, folder and environment."""
         config, holder = composer.compose(job.overrides)
         hydra = holder.hydra
-        HydraConfig.instance().cfg = holder
+        HydraConfig.instance().cfg = holder  # type: ignore[assignment]
         with open_dict(hydra):
             hydra.job.num = hydra.job.id = job.number
             hydra.sweep.dir = self.sweep

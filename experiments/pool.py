@@ -147,7 +147,7 @@ def serve(connection: Connection, make: Make, folder: str, environment: dict[str
     os.environ.update(environment)
     os.chdir(folder)
     threading.Thread(target=end_with_caller, daemon=True).start()
-    sys.stdout, sys.stderr = Forwarded(connection, "stdout"), Forwarded(connection, "stderr")  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Forwarded(connection, "stdout"), Forwarded(connection, "stderr")
     try:
         work = make()
         while True:

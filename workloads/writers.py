@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.request import NS, SLO, EngineRequest
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.source import Rows, Terms, TraceRequest
 from schedlab.workloads.trace import BlockIds, Trace
@@ -56,7 +57,7 @@ def _optional(request: EngineRequest) -> Iterator[tuple[str, Any]]:
     if request.abort_ns is not None:
         yield "abort_ns", request.abort_ns - arrival
     if request.slo is not None:
-        yield "slo", {k: v for k, v in asdict(request.slo).items() if v is not None}
+        yield "slo", _limits(request.slo)
     if request.sampling is not None:
         yield "sampling", asdict(request.sampling)
     yield "preparation_ns", (request.visible_ns - arrival) or None
@@ -65,6 +66,12 @@ def _optional(request: EngineRequest) -> Iterator[tuple[str, Any]]:
         yield "turn", request.turn
         yield "after", request.after
         yield "think_ns", request.think_ns
+
+
+@lru_cache
+def _limits(slo: SLO) -> dict[str, Any]:
+    """Name and limits of a class, which many requests share."""
+    return {k: v for k, v in asdict(slo).items() if v is not None}
 
 
 def _content(request: EngineRequest) -> dict[str, Any]:

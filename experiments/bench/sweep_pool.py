@@ -14,7 +14,6 @@ import json
 import os
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -49,11 +48,9 @@ def measure(task: object, words: list[str], jobs: int, launcher: str) -> dict[st
         words = ["-m", f"hydra/launcher={launcher}", *VIRTUAL, *words, f"seed=range({jobs})", "hydra.sweep.dir=sweep"]
         compose.run_with_overrides(task, words, "sweep_pool")  # type: ignore[arg-type]
         wall, own = time.perf_counter() - began, time.process_time() - cpu
-        first, last = {}, defaultdict(float)
-        for line in Path("cpu").read_text().splitlines():
-            process, seconds = line.split()
-            first.setdefault(process, float(seconds))
-            last[process] = float(seconds)
+        noted = [line.split() for line in Path("cpu").read_text().splitlines()]
+    last = {process: float(seconds) for process, seconds in noted}
+    first = {process: float(seconds) for process, seconds in reversed(noted)}
     workers = [last[process] for process in last if int(process) != os.getpid()]
     steady = sum(last[process] - first[process] for process in last)
     return {
