@@ -74,8 +74,8 @@ class Policy:
     """Set when decisions read `predicted_output_tokens`; a run without a predictor is then refused at its start."""
 
     unbounded: ClassVar[Mapping[str, str]] = {}
-    """What a steady load may put off for ever by design, each with why; the conformance kit then reports it and does not
-    fail. Keys: `waiting` (the end of a request that others overtake) and `gap` (the next token of one that decodes).
+    """What a steady load may put off for ever by design, each with why; the conformance kit then reports it and fails
+    nobody. Keys: `waiting` (the end of a request that others overtake) and `gap` (the next token of one that decodes).
     """
 
     def schedule(self, step: Step) -> None:

@@ -22,6 +22,8 @@ from schedlab.framework.stub import StubExecutor
 from schedlab.framework.testing.executors import JumpingExecutor, ScriptedExecutor
 from schedlab.framework.testing.harness import TINY, Outcome, Spec, check_streams
 
+__all__ = ["JumpingExecutor", "ScriptedExecutor"]
+
 MS = 1_000_000
 PART = settings(max_examples=settings.default.max_examples // 4)
 """For properties that run once for each of several policies."""
