@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from json.encoder import encode_basestring_ascii as quote
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 from typing import IO, Any
 
