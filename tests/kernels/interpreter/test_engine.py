@@ -12,7 +12,7 @@ from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.metrics import Measurement
-from schedlab.framework.model import executor as executor_module
+from schedlab.framework.model import backend
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.record import Recorder
@@ -87,9 +87,9 @@ def test_tokens_are_those_of_the_torch_backend(ops, monkeypatch):
     assert torch_executor.mixed_steps > 0
     assert statistics.median(len(set(request.output_token_ids)) for request in expected) >= OUTPUT / 2
 
-    monkeypatch.setattr(executor_module, "kernels", lambda device: kernels(device, "triton"))
+    monkeypatch.setattr(backend, "kernels", lambda device: kernels(device, "triton"))
     actual, executor, _ = run()
-    assert executor._kernels is ops
+    assert executor._backend.kernels is ops
     for request, other in zip(actual, expected, strict=True):
         pairs = zip(request.output_token_ids, other.output_token_ids, strict=True)
         first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
