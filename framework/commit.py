@@ -122,6 +122,8 @@ class Commit:
     def gaps(self, now: int) -> list[tuple[int, int]]:
         """All of decoding emit a token at `now`: the times since their last ones, each with how many it is of."""
         cohort = self.ledger.cohort
+        if not cohort.stragglers:
+            return [(now - cohort.emitted_ns, len(cohort.members))]
         together = len(cohort.members) - len(cohort.stragglers)
         gaps = [(now - cohort.emitted_ns, together)] if together else []
         return gaps + [(now - emitted_ns, 1) for emitted_ns in cohort.stragglers.values()]

@@ -136,7 +136,7 @@ def while_extending(patch, change):
 
     def wrong(stretch, engine, *arguments):
         with change(engine, stretch):
-            extend(stretch, engine, *arguments)
+            return extend(stretch, engine, *arguments)
 
     patch.setattr(fast_forward, "_extend", wrong)
 
