@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedlab.experiments import evidence
+from schedlab.experiments import evidence, evidence_commands
 from schedlab.framework.errors import SchedlabError
 
 if TYPE_CHECKING:
@@ -89,12 +89,7 @@ def generate(context: typer.Context) -> None:
     generate_from(context.args)
 
 
-@app.command()
-def compare(directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")]) -> None:
-    """Table of finished runs, from their files."""
-    from schedlab.experiments.table import Comparison
-
-    Comparison.read(directories, required=True).show()
+evidence_commands.declare(app)
 
 
 @models.command()
