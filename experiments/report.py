@@ -17,12 +17,12 @@ import numpy as np
 
 from schedlab.experiments import report_plots as draw
 from schedlab.experiments import series
-from schedlab.experiments.explain import SAID, Explanation, cause_lines, explain
+from schedlab.experiments.explain import SAID, cause_lines, explain
 from schedlab.experiments.report_plots import svg
+from schedlab.experiments.statistics import interval
 from schedlab.experiments.step_work import machine_of, step_work
 from schedlab.experiments.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.request import NS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 VERDICTS = "verdicts.json"
 MOST_CLIENTS = 12
+MANYFOLD = 9.0
+"""Relative change from which on a factor is clearer than per cent."""
 LOGS = "full"
 
 
@@ -95,8 +97,12 @@ class Report:
 
     def _fairness(self) -> Section:
         means = {variant.name: per_client(variant.first) for variant in self.drawn}
-        jain = ", ".join(f"{v.name} {np.mean(v.values('fairness/jain')):.3f}" for v in self.drawn if v.values("fairness/jain"))
-        note = f"Jain's index of tokens served per token asked for, over clients, at the last arrival: {jain or UNKNOWN}."
+        jain = ", ".join(
+            f"{v.name} {np.mean(v.values('fairness/jain')):.3f}" for v in self.drawn if v.values("fairness/jain")
+        )
+        note = (
+            f"Jain's index of tokens served per token asked for, over clients, at the last arrival: {jain or UNKNOWN}."
+        )
         if len(next(iter(means.values()))) < 2:
             return Section("Fairness", note=f"{note} All requests are of one client.")
         return Section("Fairness", {"fairness": draw.fairness(means)}, note)
@@ -139,16 +145,35 @@ def variants(runs: Sequence[Run]) -> list[Variant]:
 
 
 def written(figure: Figure, values: Sequence[float]) -> str:
-    """`mean ± half its interval`, in the figure's format."""
+    """The mean and its interval, in the figure's format."""
     if not values:
         return UNKNOWN
-    whole = figure.format.endswith("d") and len(set(values)) == 1
-    shown = figure if whole else figure._replace(format=figure.format.replace("d", ".1f"))
-    mean = int(values[0]) if whole else float(np.mean(values))
-    if len(values) < 2 or whole:
-        return shown.write(mean)
-    half = t_quantile(0.975, len(values) - 1) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return f"{shown.write(mean)} ± {shown.write(half)}"
+    if len(set(values)) == 1:
+        return figure.write(int(values[0]) if figure.format.endswith("d") else values[0])
+    shown, (low, high) = figure._replace(format=figure.format.replace("d", ".1f")), bounds(np.array(values), figure)
+    return f"{shown.write(float(np.mean(values)))} ({shown.write(low)} – {shown.write(high)})"
+
+
+def bounds(values: np.ndarray, figure: Figure) -> tuple[float, float]:
+    """A 95 % interval that stays where such values can be: shares by their odds, other positive values by their logs.
+
+    Where a share is 0 or 1 it has no finite odds, and the plain interval ends there.
+    """
+    share = figure.format.endswith("%")
+    if values.min() <= 0 or (share and values.max() >= 1):
+        found = interval(values)
+        return max(found.low, 0.0), min(found.high, 1.0) if share else found.high
+    found = interval(np.log(values / (1 - values) if share else values))
+    odds = np.exp([found.low, found.high])
+    low, high = odds / (1 + odds) if share else odds
+    return float(low), float(high)
+
+
+def written_change(finding: Mapping[str, Any], value: float) -> str:
+    """A change as verdicts.json has it: relative where its scale is a ratio."""
+    if finding["scale"] != "ratio":
+        return f"{value:+.4g}"
+    return f"{value:+.1%}" if value < MANYFOLD else f"{1 + value:,.1f}×"
 
 
 def per_client(run: Run) -> dict[str, float]:
@@ -172,7 +197,7 @@ def explained(variant: Variant, tried: bool) -> dict[str, Any]:
     return {
         "parts": {"TTFT": _parts(found.ttft), "TPOT": _parts(found.tpot)},
         "time": {bound: share for bound, share in found.time.items() if share is not None},
-        "causes": [" ".join(line.strip() for line in cause_lines(i, item)) for i, item in enumerate(found.named, 1)],
+        "causes": [" ".join(line.strip() for line in cause_lines(item)) for item in found.named],
         "requests": found.requests,
     }
 
@@ -207,8 +232,9 @@ def write_report(directory: Path, out: Path | None = None, tried: bool = True) -
     report, path = Report(directory), out or directory / REPORT
     own = [(variant, report.of_variant(variant)) for variant in report.drawn]
     sections = [*report.sections, *(section for _, section in own)]
-    saved = [p for section in sections for p in save(section.pictures, path.parent / "plots")]
-    inline = {name: svg(picture, name) for section in sections for name, picture in section.pictures.items()}
+    pictures = {name: picture for section in sections for name, picture in section.pictures.items()}
+    inline = {name: svg(picture, name) for name, picture in pictures.items()}
+    saved = save(pictures, inline, path.parent / "plots")
     header, rows = report.summary()
     environment = Environment(
         loader=PackageLoader("schedlab.experiments", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -218,15 +244,15 @@ def write_report(directory: Path, out: Path | None = None, tried: bool = True) -
         failed=report.comparison.failed, replicates=max(len(variant.runs) for variant in report.variants),
         left_out=len(report.variants) - len(report.drawn), verdicts=report.verdicts(), sections=report.sections,
         own=[(section, explained(variant, tried)) for variant, section in own], facts=facts(report.variants[0].first),
-        manifest=json.dumps(report.variants[0].first.manifest, indent=1),
+        change=written_change, caption=draw.caption, manifest=json.dumps(report.variants[0].first.manifest, indent=1),
     ))  # fmt: skip
     return path, saved
 
 
-def save(pictures: Mapping[str, Picture], directory: Path) -> list[Path]:
+def save(pictures: Mapping[str, Picture], inline: Mapping[str, str], directory: Path) -> list[Path]:
     """Each as PNG and SVG."""
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.{form}" for name in pictures for form in ("png", "svg")]
-    for path in paths:
-        pictures[path.stem].savefig(path, dpi=120)
-    return paths
+    for name, picture in pictures.items():
+        picture.savefig(directory / f"{name}.png", dpi=120)
+        (directory / f"{name}.svg").write_text(inline[name] + "\n")
+    return [directory / f"{name}.{form}" for name in pictures for form in ("png", "svg")]

@@ -24,12 +24,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE = (6.4, 3.6)
-"""Inches; at 12 pixels a character on a wide screen, 9 on a phone."""
+SIZE = (5.2, 3.2)
+"""Inches: letters of 13 pixels on a wide screen, and of 10 on a phone."""
 MARKERS = "osD^vPX"
 TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
+CAPTIONS = {
+    "cdf": "How many requests had at most so much", "itl": "Longest gap that any stream saw, over time",
+    "batch": "What the steps computed", "occupancy": "Queue and KV cache", "roofline": "The steps under the roofline",
+    "pareto": "Each variant, and small its replicates", "fairness": "By client",
+}  # fmt: skip
 MOST_STEPS = 1500
 """Steps that a roofline shows, evenly chosen."""
+
+
+def caption(name: str) -> str:
+    """What the picture of this name shows."""
+    return next(words for key, words in CAPTIONS.items() if key in name)
 
 
 def cdf(latency: str, values: Mapping[str, np.ndarray]) -> Figure:
@@ -83,13 +93,18 @@ def pareto(points: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
     figure, (axis,) = panels(1, 1, SIZE)
     means = {name: tuple(np.mean(of, axis=0) * 1e3) for name, of in points.items()}
     front = sorted(
-        mean for mean in means.values() if not any(other[0] < mean[0] and other[1] < mean[1] for other in means.values())
+        mean
+        for mean in means.values()
+        if not any(other[0] < mean[0] and other[1] < mean[1] for other in means.values())
     )
     axis.plot(*np.array(front).T, color="#777777", linewidth=1, zorder=1, label="front" if len(front) > 1 else None)
     for colour, marker, (name, of) in zip(cycle(COLOURS), cycle(MARKERS), points.items(), strict=False):
         axis.plot(*(np.array(of).T * 1e3), marker, color=colour, markersize=3, alpha=0.4, linestyle="")
         axis.plot(*means[name], marker, color=colour, markersize=9, markeredgecolor="white", label=name, linestyle="")
     axis.set(xlabel="TTFT, 99th percentile (ms)", ylabel="TPOT, 99th percentile (ms)", xscale="log")
+    for which in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        which("{x:,.0f}")
+    axis.tick_params(axis="x", which="both", labelrotation=30, labelsize=8)
     axis.legend(loc="best", frameon=False, fontsize=8)
     return figure
 
@@ -105,8 +120,7 @@ def fairness(runs: Mapping[str, Mapping[str, float]]) -> Figure:
         axis.barh(at, seconds, height * 0.9, color=style["color"], label=name)
     axis.set_yticks(range(len(clients)), clients)
     axis.invert_yaxis()
-    axis.set(xlabel="mean end-to-end latency a token (s)", ylabel="client")
-    axis.set_xlabel("end-to-end latency per output token, mean (s)")
+    axis.set(xlabel="mean end-to-end latency per output token (s)", ylabel="client")
     legend(axis, runs)
     return figure
 
@@ -123,7 +137,9 @@ def roofline(work: StepWork, machine: Hardware, dtype: str) -> Figure:
     for colour, marker, (name, rows) in zip(COLOURS, MARKERS, kinds.items(), strict=False):
         if rows[shown].any():
             at = rows[shown]
-            axis.plot(intensity[at], reached[at], marker, color=colour, markersize=4, alpha=0.5, label=name, linestyle="")
+            axis.plot(
+                intensity[at], reached[at], marker, color=colour, markersize=4, alpha=0.5, label=name, linestyle=""
+            )
     _ceilings(axis, machine, dtype, intensity)
     axis.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP/byte)", ylabel="reached (TFLOP/s)")
     axis.legend(loc="lower right", frameon=False, fontsize=8)
