@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments.attribution import Attribution, ModelledCosts, StepCosts, attribute, costs_of
-from schedlab.experiments.rerun import Changes
+from schedlab.experiments.rerun import Changes, repeatable
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.roofline import attention_reach
 from schedlab.framework.request import NS
@@ -61,7 +61,8 @@ class View:
     def __init__(self, run: RunTables) -> None:
         self.run = run
         self.parts: Attribution = attribute(run)
-        self.config: Mapping[str, Any] = (run.manifest or {}).get("config", {})
+        config = (run.manifest or {}).get("config", {})
+        self.config: Mapping[str, Any] = config if repeatable(config) else {}
         self.limits: Mapping[str, Any] = (run.manifest or {}).get("engine", {})
 
     @cached_property

@@ -166,6 +166,8 @@ def svg(figure: Figure, name: str) -> str:
     text = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    figure.set_layout_engine("none")  # it is laid out now; saving it again need not do so again
     body = text.getvalue()[text.getvalue().index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r' (width|height)="[\d.]+pt"', "", body, count=2)
     return body.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)

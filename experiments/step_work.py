@@ -66,12 +66,11 @@ def step_work(run: RunTables, roofline: Roofline) -> StepWork:
 def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
     """The model and the machine that a manifest names; None for an engine that computes no model."""
     from schedlab.experiments.engines import MODEL_EXTRAS
-    from schedlab.experiments.rerun import virtual_engine
+    from schedlab.experiments.rerun import repeatable, virtual_engine
     from schedlab.framework.model.config import ModelConfig
 
     config = manifest.get("config", {})
-    target = str((config.get("engine") or {}).get("_target_", ""))
-    if target.rpartition(".")[2] not in ("virtual", "cpu", "cuda"):
+    if not repeatable(config) or config["engine"]["_target_"].rpartition(".")[2] not in ("virtual", "cpu", "cuda"):
         return None
     engine = virtual_engine(config, {})
     shape = ModelConfig.from_mapping({k: v for k, v in engine["model"].items() if k not in MODEL_EXTRAS})

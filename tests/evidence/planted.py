@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from schedlab.experiments.compose import compose
+from schedlab.experiments.compose import compose, resolve
 from schedlab.experiments.run import experiment_of, settings_of
 
 BASE = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "workload=poisson", "wandb.mode=disabled")
@@ -85,5 +85,5 @@ def run_planted(make, seed: int, directory: Path) -> Path:
     draw = random.Random(f"{make.__name__} {seed}")
     for key, value in {**make(draw), "seed": seed + 1}.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
-    experiment_of(config, settings_of(config)).run(directory)
+    experiment_of(config, resolve(config), settings_of(config)).run(directory)
     return directory

@@ -96,5 +96,6 @@ def test_a_run_from_python_is_explained_but_not_repeated(tmp_path):
     engine = schedlab.engines.virtual("llama3.1-8b", "h100", max_model_len=4096)
     schedlab.run(FCFS(), CommonWork(num_requests=20), engine, out=tmp_path)
     found = explain(tmp_path)
-    assert named_first(found) == "weight movement"
-    assert "does not say how to build it" in lines(found)[-2]
+    assert named_first(found) == "weight movement" and found.named[0].trial is None
+    with pytest.raises(ConfigError, match="does not say how to build it"):
+        rerun(tmp_path, read_run(tmp_path).manifest)
