@@ -46,13 +46,16 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Cause:
-    """`lost_s`: seconds of a mean request that it took; `share`: of the latency that `evidence` speaks of."""
+    """`lost_s`: seconds of a mean request that it took; `share`: of the latency that `evidence` speaks of.
+
+    `suggest` says what to change in a run like the one of a view; None where nothing can be.
+    """
 
     name: str
     share: float
     lost_s: float
     evidence: str
-    suggestion: Suggestion | None
+    suggest: Callable[[View], Suggestion | None]
 
 
 class View:
@@ -135,9 +138,9 @@ def queueing(view: View) -> Cause | None:
     share = _share(view.ttft["queue"], sum(view.ttft.values()))
     if share < DOMINATES:
         return None
-    words, limit = _what_holds_the_queue(view)
+    words, _ = _what_holds_the_queue(view)
     evidence = f"{share:.0%} of TTFT passes before a first grant, so faster prefill would leave it untouched; {words}"
-    return Cause("queueing", share, view.lost(view.parts.ttft["queue"]), evidence, _more_capacity(view, limit))
+    return Cause("queueing", share, view.lost(view.parts.ttft["queue"]), evidence, _more_capacity)
 
 
 def _what_holds_the_queue(view: View) -> tuple[str, str]:
@@ -153,7 +156,8 @@ def _what_holds_the_queue(view: View) -> tuple[str, str]:
     return f"KV blocks for one more prompt were missing in {blocks:.0%} of the time with a queue", "blocks"
 
 
-def _more_capacity(view: View, limit: str) -> Suggestion:
+def _more_capacity(view: View) -> Suggestion:
+    _, limit = _what_holds_the_queue(view)
     present, wait = view.summary("ttft/mean"), view.ttft["queue"]
     predicted = present - wait + _queue_with(view, replicas=2)
     words = "a second engine for every other request, or an admission limit that keeps what arrives at half of it"
@@ -196,7 +200,7 @@ def interference(view: View) -> Cause | None:
         f"{share:.0%} of TPOT is waiting for the prompts of others; the longest gap between two tokens is "
         f"{view.summary('itl/max') * 1e3:,.0f} ms where the median is {view.summary('itl/p50') * 1e3:,.1f} ms"
     )
-    return Cause("prefill interference", share, view.lost(view.parts.tpot["stalls"]), evidence, _smaller_chunks(view))
+    return Cause("prefill interference", share, view.lost(view.parts.tpot["stalls"]), evidence, _smaller_chunks)
 
 
 def _smaller_chunks(view: View) -> Suggestion:
@@ -247,7 +251,7 @@ def weights(view: View) -> Cause | None:
         f"{share:.0%} of TPOT is moving weights from memory, once a step for {view.summary('batch/requests_mean'):.0f} "
         f"requests"
     )
-    return Cause("weight movement", share, view.lost(view.parts.weights), evidence, _narrower_weights(view))
+    return Cause("weight movement", share, view.lost(view.parts.weights), evidence, _narrower_weights)
 
 
 def _narrower_weights(view: View) -> Suggestion | None:
@@ -286,7 +290,7 @@ def preemption(view: View) -> Cause | None:
         f"{summary['recomputed_tokens']:,} tokens were computed again"
     )
     lost = view.lost(view.parts.tpot["preemption"], view.parts.ttft["recompute"])
-    return Cause("preemption", max(of_ttft, of_tpot), lost, evidence, _more_blocks(view))
+    return Cause("preemption", max(of_ttft, of_tpot), lost, evidence, _more_blocks)
 
 
 def _more_blocks(view: View) -> Suggestion:

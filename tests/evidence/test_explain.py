@@ -29,7 +29,7 @@ def check(name: str, seed: int, directory) -> None:
     found = explain(run_planted(PLANTED[name], seed, directory))
     first = found.named[0]
     assert first.cause.name == name
-    assert first.trial.holds(first.cause.suggestion.predicted), (first.trial, first.cause.suggestion)
+    assert first.as_predicted, (first.trial, first.suggestion)
     assert first.trial.after < (1 - ERROR) * first.trial.before
 
 
