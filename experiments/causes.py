@@ -78,21 +78,28 @@ class View:
     @cached_property
     def ttft(self) -> dict[str, float]:
         """Mean seconds of each part of TTFT."""
-        return {name: _mean(values[self.parts.has_ttft]) / NS for name, values in self.parts.ttft.items()}
+        return _means(self.parts.ttft, self.parts.has_ttft)
 
     @cached_property
     def tpot(self) -> dict[str, float]:
         """Mean seconds a token of each part of TPOT."""
-        return {name: self._per_token(values) for name, values in self.parts.tpot.items()}
+        return _means(self._a_token(self.parts.tpot), self.parts.has_tpot)
 
     @cached_property
     def weights(self) -> float:
         """Mean seconds a token of moving weights, a part of `decode`."""
-        return self._per_token(self.parts.weights)
+        return _means(self._a_token({"weights": self.parts.weights}), self.parts.has_tpot)["weights"]
 
-    def _per_token(self, values: np.ndarray) -> float:
-        counted = self.parts.has_tpot
-        return _mean(values[counted] / np.maximum(self.parts.gaps[counted], 1)) / NS
+    def slowest(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The parts of TTFT and of TPOT again, of the hundredth of the requests that has most of it."""
+        tpot = self._a_token(self.parts.tpot)
+        return (
+            _means(self.parts.ttft, _last_hundredth(self.parts.ttft, self.parts.has_ttft)),
+            _means(tpot, _last_hundredth(tpot, self.parts.has_tpot)),
+        )
+
+    def _a_token(self, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: values / np.maximum(self.parts.gaps, 1) for name, values in parts.items()}
 
     def lost(self, *values: np.ndarray) -> float:
         """Seconds of a mean request."""
@@ -125,6 +132,17 @@ def causes(view: View) -> list[Cause]:
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else 0.0
+
+
+def _means(parts: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, float]:
+    """Seconds."""
+    return {name: _mean(values[rows]) / NS for name, values in parts.items()}
+
+
+def _last_hundredth(parts: Mapping[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """bool [N]: those of `rows` whose sum is at or above the 99th percentile."""
+    whole = np.sum(list(parts.values()), axis=0)
+    return rows & (whole >= np.percentile(whole[rows], 99)) if rows.any() else rows
 
 
 def _share(part: float, whole: float) -> float:

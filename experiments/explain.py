@@ -68,12 +68,17 @@ class Named:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Mean seconds of each part of TTFT and TPOT, time shares of the steps by bound, and the named causes."""
+    """Seconds of each part of TTFT and TPOT, time shares of the steps by bound, and the named causes.
+
+    The parts are means over all requests, and over the hundredth of them that has most of the latency.
+    """
 
     title: str
     requests: int
     ttft: Mapping[str, float]
     tpot: Mapping[str, float]
+    slowest_ttft: Mapping[str, float]
+    slowest_tpot: Mapping[str, float]
     weights: float
     time: Mapping[str, float | None]
     named: list[Named]
@@ -81,7 +86,8 @@ class Explanation:
     def as_json(self) -> dict[str, Any]:
         named = [item.as_json() for item in self.named]
         head = {"title": self.title, "requests": self.requests, "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot)}
-        return {**head, "weights_s": self.weights, "time": dict(self.time), "error": ERROR, "causes": named}
+        tail = {"slowest_ttft_s": dict(self.slowest_ttft), "slowest_tpot_s": dict(self.slowest_tpot)}
+        return {**head, **tail, "weights_s": self.weights, "time": dict(self.time), "error": ERROR, "causes": named}
 
 
 def explain(directory: Path, tried: bool = True) -> Explanation:
@@ -95,7 +101,8 @@ def explain(directory: Path, tried: bool = True) -> Explanation:
     named = _tried(directory, view) if tried else [Named(cause, cause.suggest(view)) for cause in causes(view)]
     time = {bound: run.summary[f"bound/{bound}"] for bound in ("compute", "memory", "overhead")}
     requests = int(view.parts.has_ttft.sum())
-    return Explanation(_title(Run(directory, run)), requests, view.ttft, view.tpot, view.weights, time, named)
+    title, tails = _title(Run(directory, run)), view.slowest()
+    return Explanation(title, requests, view.ttft, view.tpot, *tails, view.weights, time, named)
 
 
 def _title(run: Run) -> str:
@@ -137,8 +144,8 @@ def _trial(directory: Path, before: View, suggestion: Suggestion | None) -> Tria
 def lines(explanation: Explanation) -> list[str]:
     """The explanation as text, a paragraph a line."""
     said = [f"{explanation.title}, {explanation.requests:,} requests", ""]
-    said += _parts("TTFT", explanation.ttft, TTFT_PARTS)
-    said += _parts("TPOT", explanation.tpot, TPOT_PARTS)
+    said += _parts("TTFT", explanation.ttft, explanation.slowest_ttft, TTFT_PARTS)
+    said += _parts("TPOT", explanation.tpot, explanation.slowest_tpot, TPOT_PARTS)
     if explanation.weights:
         said += [f"  of own decode, moving weights{explanation.weights * 1e3:10,.2f} ms", ""]
     if None not in explanation.time.values():
@@ -152,14 +159,17 @@ def lines(explanation: Explanation) -> list[str]:
     return said
 
 
-def _parts(metric: str, parts: Mapping[str, float], names: tuple[str, ...]) -> list[str]:
-    whole = sum(parts.values())
-    rows = [
-        f"  {SAID[name]:<48}{parts[name] * 1e3:10,.2f} ms{parts[name] / whole if whole else 0:7.1%}"
-        for name in names
-        if parts[name]
-    ]
-    return [f"{metric} {whole * 1e3:,.2f} ms on average", *rows, ""]
+def _parts(metric: str, parts: Mapping[str, float], slowest: Mapping[str, float], names: tuple[str, ...]) -> list[str]:
+    """A table: each part on average, and among the slowest."""
+    rows = [(SAID[name], parts[name], slowest[name]) for name in names if parts[name] or slowest[name]]
+    whole, tail = sum(parts.values()), sum(slowest.values())
+    said = [f"{metric:<46}{'mean':>13}{'slowest 1 %':>24}"]
+    said += [f"  {words:<44}{_cell(mean, whole)}  {_cell(part, tail)}" for words, mean, part in rows]
+    return [*said, f"  {'together':<44}{_cell(whole, whole)}  {_cell(tail, tail)}", ""]
+
+
+def _cell(seconds: float, whole: float) -> str:
+    return f"{seconds * 1e3:10,.2f} ms {seconds / whole if whole else 0:7.1%}"
 
 
 def _bound(bound: str) -> str:
