@@ -17,6 +17,7 @@ from schedlab.framework.executor import Executor
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import MaxPredictor
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
@@ -118,7 +119,9 @@ def run(
         config = replace(config, audit_every=1 << 60)
     requests = [spec.request() for spec in sorted(specs, key=lambda spec: spec.arrival_ns)]
     recorder = Recorder(Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks))
-    engine = Engine(policy, executor or StubExecutor(), ListSource(requests), config, VirtualClock(), recorder)
+    predictor = MaxPredictor() if policy.needs_prediction else None
+    source = ListSource(requests)
+    engine = Engine(policy, executor or StubExecutor(), source, config, VirtualClock(), recorder, predictor)
     engine.run()
     if audited:
         engine.audit()
