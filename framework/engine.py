@@ -48,7 +48,10 @@ class Engine:
     ) -> None:
         self.name = type(policy).__name__
         if policy.needs_prediction and predictor is None:
-            raise ConfigError(f"policy {self.name} reads predicted_output_tokens: choose a predictor other than none")
+            raise ConfigError(
+                f"policy {self.name} reads predicted_output_tokens, and predictor=none predicts nothing: "
+                f"choose predictor=max, oracle, noisy or quantile"
+            )
         self.policy = policy
         self.executor = executor
         self.source = source
