@@ -92,6 +92,8 @@ class Engine:
             num_host_blocks,
             config.max_num_seqs,
             prefix_caching=config.enable_prefix_caching,
+            eviction=config.eviction,
+            watermark_blocks=config.watermark_blocks,
             on_free=getattr(executor, "discard", None),
         )
 

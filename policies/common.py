@@ -69,10 +69,12 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     """Whether blocks for all that `request` has to compute are free now, and `spare_blocks` beyond them.
 
     Admission asks this of the whole context, not of the first chunk: what is admitted chunk by chunk into a full pool
-    is preempted again before it is done. With nothing running, `spare_blocks` is waived.
+    is preempted again before it is done. With nothing running, `spare_blocks` is waived. The engine's own watermark
+    counts as well.
     """
     needed = step.blocks_needed(request, request.num_tokens - step.cached_tokens(request))
-    return needed + (spare_blocks if spare_blocks and step.running else 0) <= step.free_blocks
+    spare = max(spare_blocks if spare_blocks and step.running else 0, step.watermark_blocks)
+    return needed + spare <= step.free_blocks
 
 
 def continue_prefills(step: Step, room: int, mode: PreemptMode = "recompute", victims: Victims = newest) -> int:
