@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedlab.framework.policy import Policy
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, chunked_step
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, chunked_step
+from schedlab.policies.preemption import ChoosingVictims
 
 
 @dataclass
-class ChunkedPrefill(Policy):
+class ChunkedPrefill(ChoosingVictims):
     """`chunk_size` caps the tokens of a step, decodes included."""
 
     chunk_size: int = 512
-    preempt_mode: PreemptMode = "recompute"
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
 
     def schedule(self, step: Step) -> None:
-        if chunked_step(step, lambda step: step.waiting, self.chunk_size, self.preempt_mode):
+        if chunked_step(step, lambda step: step.waiting, self.chunk_size, self.mode, self.victim):
             step.hold()

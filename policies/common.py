@@ -10,14 +10,9 @@ from heapq import merge
 from itertools import takewhile
 
 from schedlab.framework.request import Request
-from schedlab.framework.step import Grant, PreemptMode, Step
+from schedlab.framework.step import Grant, Step
+from schedlab.policies.preemption import Mode, preempt
 from schedlab.policies.victims import Rank, Victims, newest, strictly_worse
-
-
-def check_mode(mode: str) -> None:
-    """ValueError unless `mode` is a way to preempt."""
-    if mode not in ("recompute", "swap"):
-        raise ValueError(f"policy.preempt_mode: expected recompute or swap, found {mode}")
 
 
 def check_chunk(tokens: int) -> None:
@@ -31,21 +26,19 @@ def make_room(
     request: Request,
     victims: Iterable[Request],
     max_tokens: int | None = None,
-    mode: PreemptMode = "recompute",
+    mode: Mode = "recompute",
 ) -> Grant:
     """Grant `request`; while blocks are short, preempt the next of `victims` and try again."""
     grant = step.grant(request, max_tokens)
     for victim in victims:
         if grant or grant.refusal != "memory":
             break
-        step.preempt(victim, mode)
+        preempt(step, victim, mode)
         grant = step.grant(request, max_tokens)
     return grant
 
 
-def decode_all(
-    step: Step, mode: PreemptMode = "recompute", limit: int | None = None, victims: Victims = newest
-) -> bool:
+def decode_all(step: Step, mode: Mode = "recompute", limit: int | None = None, victims: Victims = newest) -> bool:
     """One token to each of `decoding` (the oldest `limit` of them); where blocks are short, `victims` make room.
 
     Returns whether all that were decoding at the start of the step decode: nobody was preempted, refused or left out.
@@ -56,7 +49,7 @@ def decode_all(
         if request.state != "running" or step.token_budget == 0:
             continue
         if not make_room(step, request, victims(step, request), mode=mode):
-            step.preempt(request, mode)
+            preempt(step, request, mode)
     return not refused and not limited
 
 
@@ -77,7 +70,7 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     return needed + spare <= step.free_blocks
 
 
-def continue_prefills(step: Step, room: int, mode: PreemptMode = "recompute", victims: Victims = newest) -> int:
+def continue_prefills(step: Step, room: int, mode: Mode = "recompute", victims: Victims = newest) -> int:
     """Up to `room` tokens to the running prompts, oldest first; `victims` make room. Returns the tokens granted."""
     granted = 0
     for request in step.prefilling:
@@ -88,7 +81,7 @@ def continue_prefills(step: Step, room: int, mode: PreemptMode = "recompute", vi
     return granted
 
 
-def continue_prefill(step: Step, request: Request, room: int, mode: PreemptMode, victims: Victims) -> int:
+def continue_prefill(step: Step, request: Request, room: int, mode: Mode, victims: Victims) -> int:
     """Up to `room` tokens to one running prompt: what fits or, if nothing does, what `victims` make room for."""
     fits = min(step.fits(request), room) or room
     return make_room(step, request, victims(step, request), fits, mode).tokens
@@ -126,7 +119,7 @@ def chunked_step(
     step: Step,
     order: Callable[[Step], Iterable[Request]],
     chunk_size: int,
-    mode: PreemptMode = "recompute",
+    mode: Mode = "recompute",
     victims: Victims = newest,
 ) -> bool:
     """Stall-free mix: decodes, then running prompts, then waiting ones in `order`; `chunk_size` tokens in all.
@@ -148,7 +141,7 @@ def ranked_step(
     waiting: Iterable[Request],
     rank: Rank,
     chunk_size: int,
-    mode: PreemptMode = "recompute",
+    mode: Mode = "recompute",
     victims: Victims = newest,
 ) -> bool:
     """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it."""
@@ -188,7 +181,7 @@ def _worst_case(request: Request) -> int:
     return max(request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens, 0)
 
 
-def make_way(step: Step, head: Request, rank: Rank, mode: PreemptMode = "recompute") -> bool:
+def make_way(step: Step, head: Request, rank: Rank, mode: Mode = "recompute") -> bool:
     """While `head` cannot be admitted, preempt running requests of strictly larger `rank`, the worst first.
 
     To be called before anything is granted. Returns whether anybody was preempted.
@@ -197,6 +190,6 @@ def make_way(step: Step, head: Request, rank: Rank, mode: PreemptMode = "recompu
     for victim in strictly_worse(step, head, rank):
         if admits(step, head):
             break
-        step.preempt(victim, mode)
+        preempt(step, victim, mode)
         preempted = True
     return preempted

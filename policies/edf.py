@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, ranked_step
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, ranked_step
+from schedlab.policies.preemption import Preempting
 from schedlab.policies.ranking import RankedQueue
 from schedlab.policies.victims import worst_of
 
 
 @dataclass
-class EDF(Policy):
+class EDF(Preempting):
     """Prompts by `deadline_s`, running and waiting ones alike; where blocks are short, later deadlines make room.
 
     A request without a deadline gets `default_deadline_s` after its arrival. With one default for all that is arrival
@@ -28,11 +28,10 @@ class EDF(Policy):
 
     chunk_size: int = 512
     default_deadline_s: float = 60.0
-    preempt_mode: PreemptMode = "recompute"
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         if not 0 <= self.default_deadline_s < math.inf:
             raise ValueError(f"policy.default_deadline_s: expected at least 0 s, found {self.default_deadline_s}")
@@ -40,7 +39,7 @@ class EDF(Policy):
 
     def schedule(self, step: Step) -> None:
         waiting = self._queue.best_first(step)
-        if ranked_step(step, waiting, self.deadline, self.chunk_size, self.preempt_mode, worst_of(self.deadline)):
+        if ranked_step(step, waiting, self.deadline, self.chunk_size, self.mode, worst_of(self.deadline)):
             step.hold()
 
     def deadline(self, request: Request) -> float:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from schedlab.framework.policy import Aborted, Admitted, Arrived, Event, Finished, Policy, Preempted
+from schedlab.framework.policy import Aborted, Admitted, Arrived, Event, Finished, Preempted
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, chunked_step, nobody_fits, remaining
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, chunked_step, nobody_fits, remaining
+from schedlab.policies.preemption import ChoosingVictims
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class Account:
 
 
 @dataclass
-class Fair(Policy):
+class Fair(ChoosingVictims):
     """Decodes first, then chunks; among clients with waiting requests the one with the smallest counter, within a
     client the earliest.
 
@@ -39,13 +40,12 @@ class Fair(Policy):
     chunk_size: int = 512
     input_weight: float = 1.0
     output_weight: float = 2.0
-    preempt_mode: PreemptMode = "recompute"
     _accounts: dict[str, Account] = field(default_factory=dict, init=False, repr=False)
     _waiting: dict[str, dict[Request, None]] = field(default_factory=dict, init=False, repr=False)
     _last_to_wait: str | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         if not (0 < self.input_weight < math.inf and 0 < self.output_weight < math.inf):
             raise ValueError(
@@ -54,7 +54,7 @@ class Fair(Policy):
             )
 
     def schedule(self, step: Step) -> None:
-        if chunked_step(step, self._least_served_first, self.chunk_size, self.preempt_mode) and nobody_fits(step):
+        if chunked_step(step, self._least_served_first, self.chunk_size, self.mode, self.victim) and nobody_fits(step):
             step.hold()
 
     def counter(self, client: str) -> float:

@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, chunked_step, nobody_fits
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, chunked_step, nobody_fits
+from schedlab.policies.preemption import ChoosingVictims
 from schedlab.policies.ranking import smallest_first
 from schedlab.policies.sjf import work_left
 
 
 @dataclass
-class HRRN(Policy):
+class HRRN(ChoosingVictims):
     """Decodes first, then chunks; waiting requests by `(wait + service) / service`, largest first.
 
     Service is the work left, in tokens, at a common rate, which drops out of the order: the ratio grows as wait / work.
@@ -30,16 +30,15 @@ class HRRN(Policy):
 
     chunk_size: int = 512
     output_weight: float = 1.0
-    preempt_mode: PreemptMode = "recompute"
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         if not 0 <= self.output_weight < math.inf:
             raise ValueError(f"policy.output_weight: expected at least 0, found {self.output_weight}")
 
     def schedule(self, step: Step) -> None:
-        if chunked_step(step, self._best_first, self.chunk_size, self.preempt_mode) and nobody_fits(step):
+        if chunked_step(step, self._best_first, self.chunk_size, self.mode, self.victim) and nobody_fits(step):
             step.hold()
 
     def _best_first(self, step: Step) -> Iterable[Request]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, make_way, ranked_step
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, make_way, ranked_step
+from schedlab.policies.preemption import Preempting
 from schedlab.policies.ranking import RankedQueue, overdue_first
 from schedlab.policies.victims import worst_of
 
 
 @dataclass
-class MultilevelFeedback(Policy):
+class MultilevelFeedback(Preempting):
     """Prompts by level, equals by arrival, running and waiting ones alike; a waiting request takes slot and blocks of
     running ones that are on a strictly lower level.
 
@@ -35,12 +36,12 @@ class MultilevelFeedback(Policy):
     num_levels: int = 5
     prompt_weight: float = 0.02
     promote_after_s: float = 20.0
-    preempt_mode: PreemptMode = "swap"
 
+    preempt_mode: Literal["recompute", "swap", "auto"] = field(default="swap", kw_only=True)
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         if not (self.quantum >= 1 and self.num_levels >= 1 and self.prompt_weight >= 0 and self.promote_after_s > 0):
             raise ValueError(
@@ -60,9 +61,9 @@ class MultilevelFeedback(Policy):
             return level(request), request.arrival_s
 
         head = next(self._highest_first(step), None)
-        disturbed = head is not None and make_way(step, head, level, self.preempt_mode)
+        disturbed = head is not None and make_way(step, head, level, self.mode)
         waiting = self._highest_first(step)
-        alone = ranked_step(step, waiting, rank, self.chunk_size, self.preempt_mode, worst_of(level))
+        alone = ranked_step(step, waiting, rank, self.chunk_size, self.mode, worst_of(level))
         if alone and not disturbed and not step.waiting:  # who may displace whom changes with every token
             step.hold()
 

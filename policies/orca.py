@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedlab.framework.policy import Policy
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_mode, continue_prefills, decode_all, remaining, reserve
+from schedlab.framework.step import Step
+from schedlab.policies.common import continue_prefills, decode_all, remaining, reserve
+from schedlab.policies.preemption import Preempting
 
 
 @dataclass
-class Orca(Policy):
+class Orca(Preempting):
     """Decodes, then whole prompts in arrival order; a request is admitted if blocks for prompt + `max_tokens` can be
     reserved for it beside those of all that run.
 
@@ -23,15 +23,10 @@ class Orca(Policy):
     `workload.max_tokens`, or the model's limit is reserved. With nobody running, the first is admitted in any case.
     """
 
-    preempt_mode: PreemptMode = "recompute"
-
-    def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
-
     def schedule(self, step: Step) -> None:
         budget = step.token_budget
-        undisturbed = decode_all(step, self.preempt_mode)
-        chunks = continue_prefills(step, step.token_budget, self.preempt_mode)
+        undisturbed = decode_all(step, self.mode)
+        chunks = continue_prefills(step, step.token_budget, self.mode)
         if undisturbed:
             chunks += self._admit_whole(step, budget)
             if not chunks:

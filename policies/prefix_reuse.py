@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, chunked_step
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, chunked_step
+from schedlab.policies.preemption import ChoosingVictims
 from schedlab.policies.ranking import RankedQueue
 
 
 @dataclass
-class PrefixReuse(Policy):
+class PrefixReuse(ChoosingVictims):
     """Decodes first, then chunks; waiting requests in the order of `aging * arrival - cached tokens`.
 
     `aging_tokens_per_s`: a second of waiting weighs as much as so many cached tokens, so nobody is overtaken by those
@@ -27,18 +27,17 @@ class PrefixReuse(Policy):
 
     chunk_size: int = 512
     aging_tokens_per_s: float = 100.0
-    preempt_mode: PreemptMode = "recompute"
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         if not self.aging_tokens_per_s > 0:
             raise ValueError(f"policy.aging_tokens_per_s: expected more than 0, found {self.aging_tokens_per_s}")
         self._queue = RankedQueue(self._rank)
 
     def schedule(self, step: Step) -> None:
-        if chunked_step(step, self._best_first, self.chunk_size, self.preempt_mode):
+        if chunked_step(step, self._best_first, self.chunk_size, self.mode, self.victim):
             step.hold()
 
     def _rank(self, step: Step, request: Request) -> float:

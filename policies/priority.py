@@ -6,12 +6,14 @@ users ask for. Strict inequality keeps equals from throwing each other out for e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, make_way, ranked_step
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, make_way, ranked_step
+from schedlab.policies.preemption import Preempting
 from schedlab.policies.ranking import RankedQueue
 from schedlab.policies.victims import worst_of
 
@@ -27,30 +29,31 @@ def class_of(request: Request) -> int:
 
 
 @dataclass
-class Priority(Policy):
+class Priority(Preempting):
     """Prompts in the order of `priority`, larger first, equals by arrival; running ones and waiting ones alike.
 
     `preempt_running`: a waiting request that finds no slot or no blocks takes those of a strictly lower priority.
-    Without end, lower priorities starve as long as higher ones keep coming: that is what a priority is.
+    Lower priorities starve for as long as higher ones keep coming: that is what a priority is.
     """
+
+    unbounded: ClassVar[Mapping[str, str]] = {"waiting": "lower priorities wait for as long as higher ones keep coming"}
 
     chunk_size: int = 512
     preempt_running: bool = True
-    preempt_mode: PreemptMode = "recompute"
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         self._queue = RankedQueue(lambda step, request: urgency(request))
 
     def schedule(self, step: Step) -> None:
         disturbed = self.preempt_running and self._make_way(step)
         waiting = self._queue.best_first(step)
-        alone = ranked_step(step, waiting, urgency, self.chunk_size, self.preempt_mode, worst_of(class_of))
+        alone = ranked_step(step, waiting, urgency, self.chunk_size, self.mode, worst_of(class_of))
         if alone and not disturbed:
             step.hold()
 
     def _make_way(self, step: Step) -> bool:
         head = next(self._queue.best_first(step), None)
-        return head is not None and make_way(step, head, class_of, self.preempt_mode)
+        return head is not None and make_way(step, head, class_of, self.mode)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, chunked_step, remaining
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, chunked_step, remaining
+from schedlab.policies.preemption import ChoosingVictims
 from schedlab.policies.ranking import RankedQueue
 
 
@@ -27,7 +27,7 @@ def work_left(step: Step, request: Request, output_weight: float = 1.0) -> float
 
 
 @dataclass
-class SJF(Policy):
+class SJF(ChoosingVictims):
     """Decodes first, then chunks; waiting requests in the order of `work left - aging * time waited`.
 
     `output_weight`: work of an output token in prompt tokens. `aging_tokens_per_s`: a second of waiting outweighs as
@@ -39,11 +39,10 @@ class SJF(Policy):
     chunk_size: int = 512
     output_weight: float = 1.0
     aging_tokens_per_s: float = 20.0
-    preempt_mode: PreemptMode = "recompute"
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         if not (0 <= self.output_weight < math.inf and 0 < self.aging_tokens_per_s < math.inf):
             raise ValueError(
@@ -53,7 +52,7 @@ class SJF(Policy):
         self._queue = RankedQueue(self._rank)
 
     def schedule(self, step: Step) -> None:
-        if chunked_step(step, self._queue.best_first, self.chunk_size, self.preempt_mode):
+        if chunked_step(step, self._queue.best_first, self.chunk_size, self.mode, self.victim):
             step.hold()
 
     def _rank(self, step: Step, request: Request) -> float:

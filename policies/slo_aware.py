@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from schedlab.framework.cost.estimator import Estimator
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_chunk, check_mode, chunked_step, nobody_fits, remaining
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, chunked_step, nobody_fits, remaining
+from schedlab.policies.preemption import ChoosingVictims
 from schedlab.policies.ranking import RankedQueue, overdue_first
 
 IN_TIME, LATE = 0, 1
 
 
 @dataclass
-class SLOAware(Policy):
+class SLOAware(ChoosingVictims):
     """Waiting requests by the latest moment at which computing their prompt would still meet their SLO; those for which
     it has passed go after all others, in arrival order.
 
@@ -35,11 +35,10 @@ class SLOAware(Policy):
     chunk_size: int = 2048
     min_chunk: int = 64
     patience_s: float = 60.0
-    preempt_mode: PreemptMode = "recompute"
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         check_chunk(self.chunk_size)
         if not (self.min_chunk >= 1 and self.patience_s > 0):
             raise ValueError(
@@ -49,7 +48,7 @@ class SLOAware(Policy):
 
     def schedule(self, step: Step) -> None:
         chunk = self._chunk(step) if step.waiting or step.prefilling else self.chunk_size
-        if chunked_step(step, self._best_first, chunk, self.preempt_mode) and nobody_fits(step):
+        if chunked_step(step, self._best_first, chunk, self.mode, self.victim) and nobody_fits(step):
             step.hold()
 
     def latest_start(self, step: Step, request: Request) -> float:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 
-from schedlab.framework.policy import Policy
 from schedlab.framework.request import Request
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_mode, continue_prefill, decode_all, reserve
+from schedlab.framework.step import Step
+from schedlab.policies.common import continue_prefill, decode_all, reserve
+from schedlab.policies.preemption import Preempting
 from schedlab.policies.ranking import WAITING
 from schedlab.policies.victims import newest
 
 
 @dataclass
-class StaticBatching(Policy):
+class StaticBatching(Preempting):
     """Takes what waits, in arrival order, up to `batch_size` requests; computes all their prompts, then decodes until
     all are done.
 
@@ -27,11 +27,10 @@ class StaticBatching(Policy):
     """
 
     batch_size: int = 32
-    preempt_mode: PreemptMode = "recompute"
     _batch: list[Request] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         if self.batch_size < 1:
             raise ValueError(f"policy.batch_size: expected at least 1, found {self.batch_size}")
 
@@ -40,7 +39,7 @@ class StaticBatching(Policy):
         if not self._batch:
             seats = min(self.batch_size, step.free_slots)
             self._batch = list(islice(reserve(step, step.waiting), seats))
-        if not self._prefill(step) and decode_all(step, self.preempt_mode):
+        if not self._prefill(step) and decode_all(step, self.mode):
             step.hold()
 
     def _prefill(self, step: Step) -> bool:
@@ -52,5 +51,5 @@ class StaticBatching(Policy):
             if request.state in WAITING:
                 step.grant(request)
             elif request.state == "running" and request in step.prefilling:
-                continue_prefill(step, request, step.token_budget, self.preempt_mode, newest)
+                continue_prefill(step, request, step.token_budget, self.mode, newest)
         return step.token_budget < before

@@ -47,3 +47,24 @@ def strictly_worse(step: Step, request: Request, rank: Rank) -> list[Request]:
     """
     bar = rank(request)
     return sorted((r for r in running_now(step) if rank(r) > bar), key=rank)[::-1]
+
+
+def _displacing(step: Step, request: Request, line: list[Request]) -> Iterable[Request]:
+    """`line` up to `request`, but never the oldest running request: it comes to its end whatever `line` says."""
+    oldest = running_now(step)[0]
+    return takewhile(lambda victim: victim is not request, [r for r in line if r is not oldest])
+
+
+def least_computed(step: Step, request: Request) -> Iterable[Request]:
+    """Who has computed least goes first, the newest of equals: the least is thrown away."""
+    return _displacing(step, request, sorted(running_now(step), key=lambda r: -r.num_computed_tokens)[::-1])
+
+
+def most_computed(step: Step, request: Request) -> Iterable[Request]:
+    """Who has computed most goes first, the newest of equals: the fewest victims make room."""
+    return _displacing(step, request, sorted(running_now(step), key=lambda r: r.num_computed_tokens)[::-1])
+
+
+def oldest(step: Step, request: Request) -> Iterable[Request]:
+    """The second oldest first: what round robin would do, and what costs those who have waited longest."""
+    return _displacing(step, request, running_now(step))
