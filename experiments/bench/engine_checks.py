@@ -6,6 +6,7 @@ and chained as ever; on a GPU they are captured. Knows what to run and to compar
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 from collections.abc import Callable, Iterator
@@ -85,7 +86,7 @@ FULL = Extents(
 SMALL = Extents(
     TINY, "float32",
     EngineConfig(num_blocks=6, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=24, block_size=4),
-    trace=(3, 5, 8, 5, 0), batch=2, chain=2, output=5, grid=Extent(1, 2, 2, 2), budget_s=0.0,
+    trace=(3, 5, 8, 5, 0), batch=2, chain=2, output=5, grid=Extent(2, 16, 16, 16), budget_s=0.0,
 )  # fmt: skip
 
 
@@ -177,11 +178,14 @@ def calibration(device: Device) -> Iterator[Row]:
 
 
 def _sized(device: Device) -> EngineSetup:
-    """The engine as `engine=cuda` sets it up, blocks by free memory."""
+    """The engine as `engine=cuda` sets it up, blocks by free memory. The grid is too long for the interpreter: torch."""
     extent = extents(device)
     if device.interpreted:
-        limits = EngineConfig(num_blocks=64, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=24, block_size=4)
-        return EngineSetup("cuda", executor(device), limits, ("wall",))
+        limits = EngineConfig(num_blocks=256, max_model_len=200, max_num_seqs=8, max_num_batched_tokens=96)
+        model = ModelExecutor(extent.shape, dtype=extent.dtype, weights=weights(True), recorder=called)
+        return EngineSetup("cpu", model, limits, ("wall",))
+    gc.collect()  # engines that are done hold their memory until then
+    torch.cuda.empty_cache()
     return engines.cuda(asdict(extent.shape), weights=weights(False), max_model_len=4096, max_num_seqs=64)
 
 
