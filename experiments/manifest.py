@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import schedlab
+from schedlab.framework.writer import write_whole
 from schedlab.workloads.trace import Trace
 
 MANIFEST = "manifest.json"
 PACKAGES = ("numpy", "torch", "triton", "transformers", "safetensors", "hydra-core", "omegaconf", "wandb")
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "PYTHONHASHSEED")
-NOT_OF_THE_RESULT = ("wandb", "progress", "plots", "log_format", "roofline", "calibrate", "fidelity")
+NOT_OF_THE_RESULT = (
+    "wandb", "progress", "plots", "timeline", "log_format", "resume", "objective", "roofline", "calibrate", "fidelity",
+)  # fmt: skip
 """Top-level keys that change no number of a run, and so are not part of its hash."""
 
 
@@ -73,7 +76,7 @@ def describe_run(
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str) + "\n")
+    write_whole(directory / MANIFEST, json.dumps(manifest, indent=1, default=str) + "\n")
 
 
 def workload_facts(trace: Trace) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest
         decision.decodes_at,
         decision.refusals,
         None if idle is None or math.isinf(idle) else int(idle),
+        [start for _, start, _ in decision.prefills],
     )
     if steps > 1:
         engine.recorder.decode_all(engine.num_steps + 1, decision.now_ns, steps - 1)

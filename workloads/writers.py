@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,7 @@ import numpy as np
 
 from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.request import NS, SLO, EngineRequest
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.source import Rows, Terms, TraceRequest
 from schedlab.workloads.trace import BlockIds, Trace
@@ -66,7 +67,7 @@ def _optional(request: EngineRequest) -> Iterator[tuple[str, Any]]:
     if request.abort_ns is not None:
         yield "abort_ns", request.abort_ns - arrival
     if request.slo is not None:
-        yield "slo", {k: v for k, v in asdict(request.slo).items() if v is not None}
+        yield "slo", _limits(request.slo)
     if request.sampling is not None:
         yield "sampling", asdict(request.sampling)
     if request.visible_ns != arrival:
@@ -76,6 +77,12 @@ def _optional(request: EngineRequest) -> Iterator[tuple[str, Any]]:
     if isinstance(request, TraceRequest):
         place = ("turn", request.turn), ("after", request.after), ("think_ns", request.think_ns)
         yield from [(name, value) for name, value in place if value is not None]
+
+
+@lru_cache
+def _limits(slo: SLO) -> dict[str, Any]:
+    """Name and limits of a class, which many requests share."""
+    return {k: v for k, v in asdict(slo).items() if v is not None}
 
 
 def _content(request: EngineRequest) -> dict[str, Any]:
