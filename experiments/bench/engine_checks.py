@@ -178,7 +178,7 @@ def calibration(device: Device) -> Iterator[Row]:
 
 
 def _sized(device: Device) -> EngineSetup:
-    """The engine as `engine=cuda` sets it up, blocks by free memory. The grid is too long for the interpreter: torch."""
+    """As `engine=cuda` is set up, blocks by free memory; on torch where the grid would be too long to interpret."""
     extent = extents(device)
     if device.interpreted:
         limits = EngineConfig(num_blocks=256, max_model_len=200, max_num_seqs=8, max_num_batched_tokens=96)
