@@ -160,6 +160,22 @@ def synthesize(
     trace.synthesize(out, context.args, seed, to)
 
 
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(help="bash or zsh")]) -> None:
+    """Script for the shell: eval "$(schedlab completion bash)" in ~/.bashrc."""
+    from schedlab.experiments.completion import script
+
+    print(script(shell), end="")
+
+
+@app.command(hidden=True)
+def complete(line: Annotated[str, typer.Argument(help="up to the cursor")]) -> None:
+    """What the last word of a command line may become; for the script of `completion`."""
+    from schedlab.experiments.completion import candidates
+
+    print(*candidates(line, typer.main.get_command(app)), sep="\n")
+
+
 def main() -> None:
     """The console script. Exits with 1 for failed jobs or a fault of ours, 2 for the user's, 130 for Ctrl-C."""
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
