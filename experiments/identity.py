@@ -111,11 +111,19 @@ def code_hash(module: str, folder: str) -> str:
     """
     if (owner := installed(module)) is not None:
         return hashlib.sha256(f"{owner.version}{owner.read_text('RECORD')}".encode()).hexdigest()
+    _, files = own_files(module)
+    return files_hash(files) if files else "unknown"
+
+
+def own_files(module: str) -> tuple[Path, list[Path]]:
+    """Python files behind a top-level module that no distribution brings, and the folder that is searched for it."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        return "unknown"
+        return Path(), []
     origin = Path(spec.origin)
-    return files_hash(package_files(origin.parent) if spec.submodule_search_locations else local_modules(origin))
+    if spec.submodule_search_locations:
+        return origin.parents[1], package_files(origin.parent)
+    return origin.parent, local_modules(origin)
 
 
 def installed(module: str) -> Distribution | None:

@@ -135,7 +135,7 @@ def test_a_failing_job_costs_the_others_nothing(schedlab, name, told):
     assert done.code == 1 and f"0: failed: {told}" in done.err
     states = [read_run(Path("s", number)).status for number in "0123"]
     assert states[1:] == ["finished"] * 3 and states[0] in ("failed", "interrupted")
-    assert f"{states[0]}: faulty" in done.out and "TTFT p99 ms" in done.out
+    assert f"{states[0]}: faulty: {told}" in done.out and "TTFT p99 ms" in done.out
 
 
 SLOW = """
