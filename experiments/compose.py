@@ -73,18 +73,26 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     ConfigError for a word that names nothing.
     """
     try:
-        if GlobalHydra.instance().is_initialized():
-            return hydra.compose("config", overrides=list(overrides))
-        with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return hydra.compose("config", overrides=list(overrides))
+        return _compose("config", overrides)
     except USER_ERRORS as error:
         raise ConfigError(one_line(error)) from error
+
+
+def _compose(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    if GlobalHydra.instance().is_initialized():
+        return hydra.compose(name, overrides=list(overrides))
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        return hydra.compose(name, overrides=list(overrides))
 
 
 def preset(group: str, name: str) -> dict[str, Any]:
     """The resolved keys of one option of a config group."""
     try:
-        keys = OmegaConf.to_container(compose([f"{group}={name}"])[group], resolve=True)
+        config = _compose(f"{group}/{name}")  # alone: the whole config takes ten times as long
+    except MissingConfigException:
+        config = compose([f"{group}={name}"])  # says which options there are
+    try:
+        keys = OmegaConf.to_container(config[group], resolve=True)
     except USER_ERRORS as error:
         raise ConfigError(one_line(error)) from error
     assert isinstance(keys, dict)

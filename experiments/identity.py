@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import schedlab
-from schedlab.experiments.manifest import NOT_OF_THE_RESULT, config_hash, distributions
+from schedlab.experiments.manifest import NOT_OF_THE_RESULT, config_hash, owners
 from schedlab.workloads.workload import EMBEDDED, embedded_file
 
 PATH_KEYS = ("path", "file", "folder", "directory", "profile", "tokenizer")
@@ -128,7 +128,7 @@ def own_files(module: str) -> tuple[Path, list[Path]]:
 
 def installed(module: str) -> Distribution | None:
     """The distribution whose files contain `module`; None for an editable one, whose files lie elsewhere."""
-    for name in distributions().get(module, []):
+    for name in owners(module):
         found = distribution(name)
         if any(file.parts[0].removesuffix(".py") == module for file in found.files or []):
             return found

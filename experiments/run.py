@@ -43,6 +43,7 @@ class Settings:
     clock: str
     progress: bool
     plots: bool
+    timeline: int
     record: str
     log_format: str
     store_text: bool
@@ -99,6 +100,8 @@ def run_config(config: DictConfig, resolved: Mapping[str, Any], directory: Path)
 
             with drawing(directory):
                 save_all(read_run(directory), directory / "plots")
+        if settings.record == "full":
+            add_timeline(directory, settings.timeline)
     except BaseException:
         tracker.finish(None)
         raise
@@ -179,6 +182,15 @@ def compare_sweep(directory: Path, plots: bool) -> bool:
             save_comparison(drawn, directory / "plots")
     print(f"in {short(directory)}")
     return not comparison.failed
+
+
+def add_timeline(directory: Path, max_rows: int) -> None:
+    """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
+    from schedlab.experiments.timeline import TIMELINE, write_timeline
+
+    run = read_run(directory)
+    if 0 < len(run.steps["index"]) <= max_rows:
+        write_timeline(run, directory / TIMELINE)
 
 
 @contextmanager

@@ -67,17 +67,22 @@ class Ledger:
 
     def start_of(self, request: EngineRequest) -> int:
         """Position from which a grant would compute now: what is in the cache, on the host, or already computed."""
-        return request.num_computed_tokens if request._state == "running" else self.prefix_of(request)[1]
+        if request._state == "running" or request.watched is None:
+            return request._computed + request._cadence.tick
+        return self.prefix_of(request)[1]
 
     def blocks_to_admit(self, request: EngineRequest, tokens: int) -> int:
         """By how much `num_free` falls if the waiting request is granted `tokens`: new blocks and unowned hits."""
+        if request.watched is None:
+            return -(-(request._computed + tokens) // self.block_size)
         hit, start = self.prefix_of(request)
         new = -(-(start + tokens) // self.block_size) - hit
         return new + self.cache.unowned_in_hit(request, hit) if hit else new
 
     def blocks_to_continue(self, request: EngineRequest, tokens: int) -> int:
         """The same for a running request."""
-        return self.blocks_for(request.num_computed_tokens + tokens) - len(request.block_table)
+        length = request._computed + request._cadence.tick + tokens
+        return -(-length // self.block_size) - len(request.block_table)
 
     # -- arrivals --
 
@@ -246,4 +251,5 @@ class Ledger:
         """The step has run: what victims left behind becomes visible."""
         if self.cache.remains:
             self.cache.commit()
-        self.copies_out, self.copies_in = [], []
+        if self.copies_out or self.copies_in:
+            self.copies_out, self.copies_in = [], []

@@ -17,7 +17,8 @@ class EngineConfig:
 
     `num_blocks`: KV blocks on the device. `swap_space_gib`: host memory for swapped requests. `fast_forward` and
     `honour_holds` change how a standing decision is executed, never what is decided. `audit_every`: boundaries between
-    full audits of the books.
+    full audits of the books. `max_chained_steps`: decode steps of a held decision that run back to back, as
+    one boundary: arrivals and aborts wait for its end, and its tokens become visible there together.
     """
 
     num_blocks: int
@@ -27,6 +28,7 @@ class EngineConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     swap_space_gib: float = 0.0
+    max_chained_steps: int = 1
     fast_forward: bool = True
     honour_holds: bool = True
     audit_every: int = 1000
@@ -38,6 +40,7 @@ class EngineConfig:
             "max_num_seqs",
             "max_num_batched_tokens",
             "block_size",
+            "max_chained_steps",
             "audit_every",
         ):
             if getattr(self, key) < 1:

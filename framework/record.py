@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
@@ -139,8 +139,11 @@ class Recorder:
         decodes_at: int,
         refusals: Pairs,
         idle_until_ns: int | None,
+        starts: Sequence[int] = (),
     ) -> None:
         """What a policy decided in one step. `decodes` is "all", or ids in batch order; empty if nobody decodes.
+
+        `starts` are the positions from which the grants compute: of a prefix hit, or where the last grant ended.
 
         `idle_until_ns` is None for a step that did not idle, and for one that idles until something happens.
         """
@@ -154,7 +157,7 @@ class Recorder:
             self._digest.add(batch, 1, decode_only)
         refused = pairs_text(refusals) if refusals else ""
         idle = "null" if idle_until_ns is None else repr(idle_until_ns / NS)
-        self._decision_row(index, 1, now_ns, batch, refused, idle)
+        self._decision_row(index, 1, now_ns, batch, refused, idle, starts)
 
     def decode_all(self, index: int, now_ns: int, repeat: int = 1) -> None:
         """A step, or `repeat` of them, that granted one token to each of `decoding` and did nothing else."""
@@ -241,9 +244,12 @@ class Recorder:
             self._decision_row(self._run_index, self._run_repeat, self._run_now_ns, self._run_batch, "", "null")
             self._run_batch, self._run_repeat = "", 0
 
-    def _decision_row(self, index: int, repeat: int, now_ns: int, batch: str, refused: str, idle: str) -> None:
+    def _decision_row(
+        self, index: int, repeat: int, now_ns: int, batch: str, refused: str, idle: str, starts: Sequence[int] = ()
+    ) -> None:
         self._decision_buffer.append(
-            f'{{"index":{index},"repeat":{repeat},"now_ns":{now_ns},{batch},"refusals":[{refused}],"idle_until_s":{idle}}}\n'
+            f'{{"index":{index},"repeat":{repeat},"now_ns":{now_ns},{batch},"starts":[{",".join(map(str, starts))}],'
+            f'"refusals":[{refused}],"idle_until_s":{idle}}}\n'
         )
         if len(self._decision_buffer) >= self._limit:
             self.flush()

@@ -280,10 +280,12 @@ class Step:
             self._fail(f"cannot be granted: it is {req._state}", req)
         if admission and not ledger.free_slots:
             return self._refused(req, NO_SLOT)
-        if self._decodes_all(req):
+        if not admission and self._decodes_all(req):
             self._refuse_again(req)
         start = ledger.start_of(req)
-        tokens = min(req.num_tokens - start, self._budget)
+        tokens = req._tokens + req._cadence.tick - start
+        if tokens > self._budget:
+            tokens = self._budget
         if max_tokens is not None and max_tokens < tokens:
             tokens = max_tokens
         if tokens <= 0:

@@ -78,6 +78,7 @@ DECISIONS: Schema = {
     "grants": "json",
     "decodes": "json",
     "decodes_at": "int",
+    "starts": "json",
     "refusals": "json",
     "idle_until_s": "time?",
 }

@@ -66,7 +66,7 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     Admission asks this of the whole context, not of the first chunk: what is admitted chunk by chunk into a full pool
     is preempted again before it is done. With nothing running, `spare_blocks` is waived.
     """
-    needed = step.blocks_needed(request, remaining(step, request))
+    needed = step.blocks_needed(request, request.num_tokens - step.cached_tokens(request))
     return needed + (spare_blocks if spare_blocks and step.running else 0) <= step.free_blocks
 
 

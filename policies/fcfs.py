@@ -6,7 +6,9 @@ PagedAttention", SOSP 2023). vLLM V1's default is `chunked_prefill` here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from schedlab.framework.policy import Policy
 from schedlab.framework.step import PreemptMode, Step
@@ -20,6 +22,8 @@ class FCFS(Policy):
     A prompt above the token budget runs alone in consecutive chunks; a shorter one is never split. The decode gap is
     unbounded while prompts keep arriving.
     """
+
+    unbounded: ClassVar[Mapping[str, str]] = {"gap": "prompts come first, for as long as they keep arriving"}
 
     preempt_mode: PreemptMode = "recompute"
 

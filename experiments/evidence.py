@@ -1,0 +1,43 @@
+"""Commands that turn the files of finished runs into evidence: timeline, explain, report. The work is elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedlab.framework.errors import ConfigError
+
+RunDirectory = Annotated[Path, typer.Argument(help="a run directory")]
+Start = Annotated[float | None, typer.Option(help="seconds of engine time")]
+Out = Annotated[Path | None, typer.Option(help="where to write instead")]
+
+
+def timeline(directory: RunDirectory, start: Start = None, stop: Start = None, out: Out = None) -> None:
+    """Write timeline.json of a run, or of a window of it, for ui.perfetto.dev or chrome://tracing."""
+    from schedlab.experiments.timeline import TIMELINE, write_timeline
+    from schedlab.framework.reader import read_run
+
+    path = out or directory / TIMELINE
+    print(f"{write_timeline(read_run(directory), path, start, stop):,} events in {path}")
+
+
+def explain(
+    directory: RunDirectory,
+    tried: Annotated[bool, typer.Option("--try/--no-try", help="run each suggestion on the virtual clock")] = True,
+    format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
+) -> None:
+    """Where the wait of a run came from, what to change, and what the change does."""
+    from schedlab.experiments.explain import explain as explain_run
+    from schedlab.experiments.explain import show
+
+    if format not in ("terminal", "json"):
+        raise ConfigError(f"--format {format}: expected terminal or json")
+    show(explain_run(directory, tried), format)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Declare the commands."""
+    for command in (timeline, explain):
+        app.command()(command)
