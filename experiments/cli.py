@@ -50,11 +50,11 @@ def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig],
 
 
 @takes_overrides
-def run(config: DictConfig) -> None:
+def run(config: DictConfig) -> float | list[float] | None:
     """Run one experiment, or a sweep with -m."""
     from schedlab.experiments.run import run_job
 
-    run_job(config)
+    return run_job(config)
 
 
 @takes_overrides

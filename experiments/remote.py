@@ -83,8 +83,7 @@ def destination(config: DictConfig, own: Path, sweep: Path) -> tuple[Path, bool]
 def send(
     task: SweepTask, composer: Composer, plans: list[tuple[int, Job, Path]], cluster: Cluster
 ) -> Iterator[tuple[int, Outcome]]:
-    import ray
-
+    ray = required()
     configs = [compose.resolve(composer.compose(job.overrides)[0]) for _, job, _ in plans]
     with tempfile.TemporaryDirectory(prefix="schedlab-code-") as code, connected(cluster, Path(code), configs):
         remote = ray.remote(num_cpus=cluster.num_cpus, num_gpus=cluster.num_gpus, max_retries=cluster.max_retries)(work)
@@ -120,12 +119,18 @@ def received(reference: Any, folder: Path) -> Outcome:
     return outcome  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def connected(cluster: Cluster, code: Path, configs: list[dict[str, Any]]) -> Iterator[None]:
+def required() -> Any:
+    """The package ray."""
     try:
         import ray
     except ImportError:
         raise ConfigError("hydra/launcher=ray: expected the package ray; pip install schedlab[ray]") from None
+    return ray
+
+
+@contextlib.contextmanager
+def connected(cluster: Cluster, code: Path, configs: list[dict[str, Any]]) -> Iterator[None]:
+    ray = required()
     stage(code, configs)
     kept = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
     given = dict(cluster.runtime_env)

@@ -125,9 +125,9 @@ def test_jobs_of_a_killed_node_run_elsewhere(workspace, nodes):
     rows = embedded_file("sample.jsonl.gz")
     (workspace / "trace.jsonl.gz").write_bytes(rows.read_bytes())
     words = [
-        *QUICK, "policy=custom", "policy._target_=mine.Slow", "seed=range(6)", "workload=trace", "workload.path=trace.jsonl.gz",
-        "workload.format=mooncake", "workload.block_size=16", "workload.max_requests=8", "hydra/launcher=ray",
-        f"hydra.launcher.address={address}", "hydra.sweep.dir=s", "resume=true",
+        *QUICK, "policy=custom", "policy._target_=mine.Slow", "seed=range(6)", "workload=trace",
+        "workload.path=trace.jsonl.gz", "workload.format=mooncake", "workload.block_size=16",
+        "workload.max_requests=8", "hydra/launcher=ray", f"hydra.launcher.address={address}", "hydra.sweep.dir=s", "resume=true",
     ]  # fmt: skip
     command = [sys.executable, "-m", "schedlab", "run", "-m", *words]
     sweep = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -136,7 +136,7 @@ def test_jobs_of_a_killed_node_run_elsewhere(workspace, nodes):
         time.sleep(0.2)
     assert attempts(workspace / "attempts") >= 2, sweep.poll()
     kill(second)  # each node runs a job now
-    out, err = sweep.communicate(timeout=240)
+    _, err = sweep.communicate(timeout=240)
     assert sweep.returncode == 0, err
     assert attempts(workspace / "attempts") >= 7
     places = {line.split()[1] for line in (workspace / "attempts").read_text().splitlines()}
