@@ -158,8 +158,7 @@ def _inside(run: RunTables) -> np.ndarray:
     """bool [N]: arrived in the measured window."""
     window, arrival = run.result["measurement"]["window"], run.requests["arrival_s"]
     start, stop = window["start_s"], window["stop_s"]
-    inside = np.ones(len(arrival), dtype=bool)
-    return inside & (arrival >= (start or 0.0)) & (arrival < (np.inf if stop is None else stop))
+    return np.asarray((arrival >= (start or 0.0)) & (arrival < (np.inf if stop is None else stop)))
 
 
 @dataclass(frozen=True)

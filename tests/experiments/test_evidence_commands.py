@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-QUICK = ("run", "wandb.mode=disabled", "plots=false", "progress=false", "workload.max_requests=12", "hydra.run.dir=here")
+SHORT = ("plots=false", "progress=false", "workload.max_requests=12")
+QUICK = ("run", "wandb.mode=disabled", "hydra.run.dir=here", *SHORT)
 MODELLED = ("engine=virtual", "model=llama3.1-8b")
 
 
@@ -47,3 +48,14 @@ def test_a_run_without_logs_is_refused(schedlab):
         done = schedlab(command, "here")
         assert done.code == 2 and "record=full" in done.err and len(done.err.splitlines()) == 1
         assert schedlab(command, "nowhere").code == 2
+
+
+def test_logs_of_another_version_are_named(schedlab, workspace):
+    import gzip
+
+    assert schedlab(*QUICK, "engine=stub").code == 0
+    path = workspace / "here/decisions.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).replace(b'"starts":', b'"begins":')
+    path.write_bytes(gzip.compress(lines))
+    done = schedlab("explain", "here")
+    assert done.code == 2 and "decisions.jsonl.gz: rows have no 'starts'; another version" in done.err
