@@ -135,9 +135,9 @@ class Attribution:
     gaps: np.ndarray
 
 
-def attribute(run: RunTables) -> Attribution:
-    """The parts of every latency of `run`, which must have its logs."""
-    past = histories(run)
+def attribute(run: RunTables, past: Histories | None = None) -> Attribution:
+    """The parts of every latency of `run`, which must have its logs; `past` saves reading them again."""
+    past = past or histories(run)
     rows = _StepParts.of(run, past, costs_of(run))
     ttft = np.array([_ttft(past, rows, history) for history in past.requests], dtype=np.int64).reshape(-1, 6)
     tpot = np.array([_tpot(past, rows, history) for history in past.requests], dtype=np.int64).reshape(-1, 5)

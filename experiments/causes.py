@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from schedlab.experiments.attribution import Attribution, ModelledCosts, StepCosts, attribute, costs_of
+from schedlab.experiments.attribution import Attribution, StepCosts, attribute, costs_of
+from schedlab.experiments.history import histories
+from schedlab.experiments.narrower import tpot_with
 from schedlab.experiments.rerun import Changes, repeatable
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.roofline import attention_reach
@@ -63,7 +65,8 @@ class View:
 
     def __init__(self, run: RunTables) -> None:
         self.run = run
-        self.parts: Attribution = attribute(run)
+        self.past = histories(run)
+        self.parts: Attribution = attribute(run, self.past)
         config = (run.manifest or {}).get("config", {})
         self.config: Mapping[str, Any] = config if repeatable(config) else {}
         self.limits: Mapping[str, Any] = (run.manifest or {}).get("engine", {})
@@ -275,22 +278,13 @@ def weights(view: View) -> Cause | None:
 def _narrower_weights(view: View) -> Suggestion | None:
     engine = view.config.get("engine", {})
     dtype = NARROWER.get(engine.get("weight_dtype", ""))
-    if dtype is None or not isinstance(view.costs, ModelledCosts):
+    if dtype is None:
         return None
     if dtype == "fp8" and "fp8" not in engine["hardware"]["peak_tflops"]:
         dtype = "int8"
-    present, rates = view.summary("tpot/mean"), view.costs.explained
-    saved = _weights_saved(engine, rates, dtype)
     words = f"engine.weight_dtype={dtype}, or a device with more memory bandwidth"
-    return Suggestion(words, Changes({"engine.weight_dtype": dtype}), "tpot/mean", present - view.weights * saved)
-
-
-def _weights_saved(engine: Mapping[str, Any], rates: Coefficients, dtype: str) -> float:
-    """The share of the time of moving weights that narrower projections save; the head stays as it is."""
-    from schedlab.framework.cost.roofline import BITS
-
-    projections = rates.weights_ns / (rates.weights_ns + rates.head_ns)
-    return projections * (1 - BITS[dtype] / BITS[engine["weight_dtype"]])
+    predicted = tpot_with(view.run, view.past, dtype, view.tpot, view.weights)
+    return Suggestion(words, Changes({"engine.weight_dtype": dtype}), "tpot/mean", predicted)
 
 
 # ---- preemption ----
