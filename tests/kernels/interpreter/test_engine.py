@@ -16,13 +16,14 @@ from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.metrics import Measurement
-from schedlab.framework.model import backend
+from schedlab.framework.model.backend import Backend
 from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.decoder import RaggedBatch
 from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.model.linear import plain
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
-from schedlab.kernels.dispatch import kernels
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 
 GAP = 1e-4
@@ -100,15 +101,14 @@ class Counting:
 
 
 @pytest.mark.parametrize("padded, steps", [(False, 1), (True, 4)])
-def test_tokens_are_those_of_the_torch_backend(padded, steps, ops, monkeypatch):
+def test_tokens_are_those_of_the_torch_backend(padded, steps, ops):
     expected, torch_executor, summary = run()
     assert summary["preemptions/recompute"] > 0 and summary["prefix/tokens_reused"] > 0
     assert torch_executor.mixed_steps > 0
     assert statistics.median(len(set(request.output_token_ids)) for request in expected) >= OUTPUT / 2
 
-    monkeypatch.setattr(backend, "kernels", lambda device: kernels(device, "triton"))
     recorder = Counting() if padded else None
-    actual, executor, _ = run(steps, recorder=recorder)
+    actual, executor, _ = run(steps, recorder=recorder, backend=Backend(ops, plain, RaggedBatch.of))
     assert executor._backend.kernels is ops
     assert recorder is None or recorder.steps > OUTPUT / 2
     for request, other in zip(actual, expected, strict=True):
