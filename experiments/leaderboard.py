@@ -155,13 +155,16 @@ def rows(found: Sequence[Entry]) -> list[list[str]]:
             policy,
             f"{mean(table[policy].values()):.3f}",
             f"{min(table[policy].values()):.2f}",
-            *(
-                f"{mean([score for cell, score in table[policy].items() if (cell.traffic, cell.load) == group]):.2f}"
-                for group in groups
-            ),
+            *(score_text(table[policy], *group) for group in groups),
         ]
         for policy in ordered
     ]
+
+
+def score_text(of_cell: Mapping[Cell, float], traffic: str, load: str) -> str:
+    """Mean over the SLOs in which any policy scored."""
+    found = [score for cell, score in of_cell.items() if (cell.traffic, cell.load) == (traffic, load)]
+    return f"{mean(found):.2f}" if found else "–"
 
 
 def mean(values: Any) -> float:
