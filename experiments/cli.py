@@ -158,6 +158,21 @@ def synthesize(
 
 
 @app.command()
+def bench(
+    policy: Annotated[list[str] | None, typer.Option(help="one to run; all that are installed, if left out")] = None,
+    traffic: Annotated[list[str] | None, typer.Option(help="chat, bursts, 'shared prefixes' or 'long prompts'")] = None,
+    out: Annotated[Path, typer.Option(help="where leaderboard.md and leaderboard.json go")] = Path("leaderboard"),
+    runs: Annotated[Path, typer.Option(help="the runs, which are made once")] = Path("outputs/bench"),
+    n_jobs: Annotated[int, typer.Option(help="processes; -1: as many as there are processors")] = -1,
+) -> None:
+    """Every policy on fixed cells of traffic, load and SLO: one normalised table."""
+    from schedlab.experiments.leaderboard import bench as run_bench
+    from schedlab.experiments.pool import cpus
+
+    run_bench(policy, traffic, out, runs, n_jobs if n_jobs > 0 else cpus())
+
+
+@app.command()
 def completion(shell: Annotated[str, typer.Argument(help="bash or zsh")]) -> None:
     """Script for the shell: eval "$(schedlab completion bash)" in ~/.bashrc."""
     from schedlab.experiments.completion import script
