@@ -85,7 +85,7 @@ def _forbidden(function: Any) -> str | None:
 
 
 def _random_states() -> tuple[object, bytes, int]:
-    state = np.random.get_state(legacy=False)["state"]  # type: ignore[call-overload]
+    state = np.random.get_state(legacy=False)["state"]
     return random.getstate(), state["key"].tobytes(), int(state["pos"])
 
 
