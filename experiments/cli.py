@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedlab.experiments.policy_cli import policies
 from schedlab.framework.errors import SchedlabError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
+app.add_typer(policies, name="policy")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings

@@ -26,7 +26,7 @@ from schedlab.workloads.trace import Trace
 MANIFEST = "manifest.json"
 PACKAGES = ("numpy", "torch", "triton", "transformers", "safetensors", "hydra-core", "omegaconf", "wandb")
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "PYTHONHASHSEED")
-NOT_OF_THE_RESULT = ("wandb", "progress", "plots", "log_format", "roofline", "calibrate", "fidelity")
+NOT_OF_THE_RESULT = ("wandb", "progress", "plots", "log_format", "roofline", "calibrate", "fidelity", "check")
 """Top-level keys that change no number of a run, and so are not part of its hash."""
 
 

@@ -54,7 +54,8 @@ def check(
     for the programs that reproduce failures; worked out from the class if left out.
     """
     subject = Subject(make, source)
-    trial = Trial(subject, Effort(seconds, max(1, round(seconds * CASES_PER_S)), seed), frozenset(only))
+    effort = Effort(seconds, max(1, round(seconds * CASES_PER_S)), seed, shrink_s=min(max(seconds / 4, 1.0), 10.0))
+    trial = Trial(subject, effort, frozenset(only))
     trial.behaves(against or {})
     trial.repeats()
     trial.endures()
@@ -139,7 +140,7 @@ class Trial:
         """Look for a case against each of BEHAVIOUR; after a find, for one against another."""
         wanted, tried = set(BEHAVIOUR) & set(self.only), 0
         while wanted:
-            search = self._search(partial(behave, references=against), wanted, 0.5)
+            search = self._search(partial(behave, references=against), wanted, 0.45)
             tried += search.tried
             if search.violation is None:
                 break
@@ -148,7 +149,7 @@ class Trial:
             self.say(name, "pass", f"{tried} traces")
 
     def repeats(self) -> None:
-        for name, share in (("hold", 0.15), ("determinism", 0.1), ("inputs", 0.1)):
+        for name, share in (("hold", 0.2), ("determinism", 0.15), ("inputs", 0.1)):
             if name not in self.only:
                 continue
             search = self._search(CHECKS[name], {name}, share)

@@ -76,16 +76,20 @@ POOL = MAX_PROMPT + MAX_OUTPUT
 """Tokens that the smallest pool holds: any request, alone."""
 
 
-def cases(max_requests: int = 12) -> st.SearchStrategy[Case]:
-    """A trace of few draws a request, so that it shrinks quickly, and an engine in which capacity binds."""
-    row = st.tuples(
+Burst = tuple[int, int, int, int, int, dict[str, Any]]
+
+
+def cases(max_bursts: int = 10) -> st.SearchStrategy[Case]:
+    """Bursts of equal requests, few draws each so that they shrink quickly, and an engine in which capacity binds."""
+    burst = st.tuples(
+        st.sampled_from([1, 1, 2, 4]),
         st.sampled_from([0, 0, 1, 4, 25]),
         st.integers(1, MAX_PROMPT),
         st.integers(1, MAX_OUTPUT),
         st.integers(0, 26),
         st.sampled_from(ODD),
     )
-    return st.builds(_case, st.lists(row, min_size=1, max_size=max_requests), _engines())
+    return st.builds(_case, st.lists(burst, min_size=1, max_size=max_bursts), _engines())
 
 
 def _engines() -> st.SearchStrategy[dict[str, Any]]:
@@ -107,12 +111,15 @@ def _engines() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def _case(rows: list[tuple[int, int, int, int, dict[str, Any]]], engine: dict[str, Any]) -> Case:
-    trace, now = [], 0
-    for i, (gap, prompt, output, kin, odd) in enumerate(rows):
+def _case(bursts: list[Burst], engine: dict[str, Any]) -> Case:
+    trace: list[Spec] = []
+    now = 0
+    for times, gap, prompt, output, kin, odd in bursts:
         now += gap * MS
-        times = {key: now + value for key, value in odd.items() if key.endswith("_ns")}
-        trace.append(Spec(f"r{i}", now, prompt, output, ids=_ids(prompt, kin), id_width=4, **{**odd, **times}))
+        odd = {key: now + value if key.endswith("_ns") else value for key, value in odd.items()}
+        for _ in range(times):
+            name = f"r{len(trace)}"
+            trace.append(Spec(name, now, prompt, output, ids=_ids(prompt, kin), id_width=4, **odd))
     return Case(tuple(trace), engine)
 
 
