@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedlab.experiments import evidence, evidence_commands
 from schedlab.experiments.policy_cli import policies
 from schedlab.framework.errors import SchedlabError
 
@@ -33,6 +34,7 @@ app.add_typer(models, name="model")
 app.add_typer(policies, name="policy")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
+evidence.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -89,12 +91,7 @@ def generate(context: typer.Context) -> None:
     generate_from(context.args)
 
 
-@app.command()
-def compare(directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")]) -> None:
-    """Table of finished runs, from their files."""
-    from schedlab.experiments.table import Comparison
-
-    Comparison.read(directories, required=True).show()
+evidence_commands.declare(app)
 
 
 @models.command()

@@ -24,7 +24,7 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 
 TEMPLATE = "package"
-"""Folder of the template beside this file: `*.jinja` files, with `package` and `name` in their paths filled in."""
+"""Folder of the template beside this file: `*.j2` files, with `package` and `name` in their paths filled in."""
 
 
 # ---- check ----
@@ -75,9 +75,7 @@ def source_of(node: DictConfig) -> str:
     """Python that makes the policy of `node` without its YAML."""
     keys = OmegaConf.to_container(node, resolve=True)
     return (
-        "def make():\n"
-        "    from hydra.utils import instantiate\n\n"
-        f"    return instantiate({keys!r}, _convert_='all')\n"
+        f"def make():\n    from hydra.utils import instantiate\n\n    return instantiate({keys!r}, _convert_='all')\n"
     )
 
 
@@ -118,11 +116,15 @@ def options() -> list[Option]:
 
 
 def _policies(options: Any) -> Iterator[str]:
-    return (option.removeprefix("policy/") for option in options if option.startswith("policy/"))
+    names = (option.removeprefix("policy/") for option in options if option.startswith("policy/"))
+    return (name for name in names if not name.startswith("shared/"))  # what other options are made of
 
 
 def _target(name: str) -> str:
-    node = compose.compose([f"policy={name}"]).policy
+    try:
+        node = compose.compose([f"policy={name}"]).policy
+    except ConfigError as error:
+        return f"({error})"
     return "given by policy._target_" if OmegaConf.is_missing(node, "_target_") else str(node._target_)
 
 
@@ -148,7 +150,7 @@ def new_package(name: str, folder: Path) -> list[Path]:
 
 
 def _sources() -> list[Path]:
-    return sorted((Path(__file__).parent / TEMPLATE).rglob("*.jinja"))
+    return sorted((Path(__file__).parent / TEMPLATE).rglob("*.j2"))
 
 
 def _render(source: Path, root: Path, words: dict[str, str]) -> Path:

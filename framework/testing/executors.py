@@ -15,6 +15,7 @@ class ScriptedExecutor:
     """Takes each step's milliseconds from `durations_ms` (the last one for ever) and keeps what it was given."""
 
     needs_inputs = False
+    chains = True
     eos_token_ids: tuple[int, ...] = ()
     vocab_size = 1000
 
@@ -38,6 +39,18 @@ class ScriptedExecutor:
         return StepResult(round(ms * MS))
 
 
+class PacedExecutor(ScriptedExecutor):
+    """`step_ns` a step and `token_ns` a token, and nothing else."""
+
+    def __init__(self, step_ns: int, token_ns: int) -> None:
+        super().__init__(0)
+        self.step_ns = step_ns
+        self.token_ns = token_ns
+
+    def execute(self, batch: Batch) -> StepResult:
+        return StepResult(self.step_ns + self.token_ns * (batch.prefill_tokens + len(batch.decodes)))
+
+
 class StandingCost:
     """`(base + slope * context) >> shift` ns of a step; bound by memory from `turn` tokens of context on."""
 
@@ -45,11 +58,16 @@ class StandingCost:
 
     def __init__(self, base_ns: int, slope: int, turn: int) -> None:
         self.base = (base_ns << self.shift) + 128
+        self.further = self.base - (3 * base_ns << self.shift) // 4
         self.slope = slope
         self.turn = turn
 
     def duration_ns(self, context_sum: int) -> int:
         return (self.base + self.slope * context_sum) >> self.shift
+
+    def chain_ns(self, context_sum: int, growth: int, num_steps: int) -> int:
+        contexts = [context_sum + growth * ahead for ahead in range(1, num_steps)]
+        return self.duration_ns(context_sum) + sum((self.further + self.slope * c) >> self.shift for c in contexts)
 
     def bound(self, context_sum: int) -> str:
         return "memory" if context_sum >= self.turn else "overhead"
@@ -75,4 +93,4 @@ class JumpingExecutor(ScriptedExecutor):
         context = batch.decode_context + sum(start + count for _, start, count in batch.prefills)
         cost = self.decode_cost(tokens)
         copies = 777 * (len(batch.copies_out) + len(batch.copies_in))
-        return StepResult(cost.duration_ns(context) + copies, None, cost.bound(context))
+        return StepResult(cost.chain_ns(context, tokens, batch.steps) + copies, None, cost.bound(context))

@@ -1,0 +1,45 @@
+"""The commands that turn finished runs into conclusions. Knows their arguments; the work is elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedlab.framework.errors import ConfigError
+
+FORMS = ("terminal", "json", "markdown")
+
+
+def compare(
+    directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")],
+    baseline: Annotated[
+        str | None, typer.Option(help="what the others are judged against: a variant, a policy or a directory")
+    ] = None,
+    primary: Annotated[str, typer.Option(help="the one metric that the question is about")] = "goodput/requests_per_s",
+    metric: Annotated[list[str] | None, typer.Option(help="other metrics to look at, in place of the usual ones")] = None,
+    gate: Annotated[
+        list[str] | None, typer.Option(help="'ttft/p99 +5%': exit with 1 on a confident regression beyond that")
+    ] = None,
+    level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
+    format: Annotated[str, typer.Option(help="terminal, json or markdown")] = "terminal",
+    out: Annotated[Path | None, typer.Option(help="where verdicts.json and verdicts.md go; in the sweep, if left out")] = None,
+    wandb: Annotated[str | None, typer.Option(help="offline, online or disabled; as the runs, if left out")] = None,
+) -> None:
+    """Table of finished runs, and verdicts from paired replicates: better, worse or inconclusive."""
+    from schedlab.experiments import compare as comparing
+
+    if format not in FORMS:
+        raise ConfigError(f"--format {format}: expected one of {', '.join(FORMS)}")
+    if not 0.5 <= level < 1:
+        raise ConfigError(f"--level {level}: expected a probability from 0.5 up to 1")
+    options = {"baseline": baseline, "primary": primary, "metrics": metric or None, "gates": gate or (), "level": level}
+    if comparing.compare(directories, form=format, out=out, wandb_mode=wandb, options=options):
+        raise typer.Exit(1)
+
+
+def declare(app: typer.Typer) -> None:
+    """Make the functions above commands of `app`."""
+    for command in (compare,):
+        app.command()(command)
