@@ -6,7 +6,7 @@ which property is tried how; each property's meaning is in a module of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -69,9 +69,10 @@ def assert_conforms(
     against: Mapping[str, Make] | None = None,
     seconds: float = 10.0,
     seed: int = 0,
+    only: Collection[str] = tuple(PROPERTIES),
 ) -> Report:
     """`check` as a test: AssertionError with the report and a program that shows the first failure again."""
-    report = check(make, against=against, seconds=seconds, seed=seed)
+    report = check(make, against=against, seconds=seconds, seed=seed, only=only)
     if not report.passed:
         programs = [verdict.program for verdict in report.failures if verdict.program]
         raise AssertionError("\n\n".join([str(report), *(f"to see it again:\n\n{text}" for text in programs[:1])]))
@@ -178,7 +179,7 @@ class Trial:
         """Steady loads, and changes of the cache."""
         for name, found in (("waiting", waits(self.subject)), ("gap", gaps(self.subject))):
             if name in self.only:
-                self._bounded(name, list(found))
+                self._bounded(name, found)
         if "cache" not in self.only:
             return
         try:
@@ -189,16 +190,19 @@ class Trial:
         else:
             self.say("cache", "pass" if compared else "untested", f"{compared} pairs of runs compared")
 
-    def _bounded(self, name: str, found: Sequence[Wait | Violation]) -> None:
-        violations = [v for v in found if isinstance(v, Violation)]
-        bounds = [wait for wait in found if isinstance(wait, Wait)]
+    def _bounded(self, name: str, found: Iterable[Wait | Violation]) -> None:
         declared = self.subject.make().unbounded.get(name)
-        for violation in violations:
-            if violation.name != name or declared is None:
-                self.accuse(violation)
-        own = [v.what for v in violations if v.name == name]
-        if own and declared is not None:
-            self.say(name, "declared", f"by design, {declared}; seen: {'; '.join(own)}")
+        bounds, seen = [], []
+        for result in found:
+            if isinstance(result, Wait):
+                bounds.append(result)
+            elif result.name == name and declared is not None:
+                seen.append(result.what)
+            else:
+                self.accuse(result)
+                break
+        if seen:
+            self.say(name, "declared", f"by design, {declared}; seen: {'; '.join(seen)}")
         elif bounds:
             self.say(name, "bound", _worst(max(bounds)))
         else:
