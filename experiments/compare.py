@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.replicates import names_of
-from schedlab.experiments.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Run
+from schedlab.experiments.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run
 from schedlab.experiments.verdicts import Answer, Finding, Verdicts, better_when
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def replicates_of(comparison: Comparison) -> dict[str, list[Run]]:
     return dict(zip(names_of([dict(facts) for facts in groups]), groups.values(), strict=True))
 
 
-def mean_text(runs: Sequence[Run], figure: Any) -> str:
+def mean_text(runs: Sequence[Run], figure: Figure) -> str:
     values = [value for run in runs if (value := run.tables.summary.get(figure.key)) is not None]
     if not values:
         return UNKNOWN
@@ -213,15 +213,15 @@ def wandb_settings(comparison: Comparison, directory: Path, mode: str | None) ->
     """Those of the runs, for a run of job type `compare` in their group; None where they report nowhere."""
     from schedlab.experiments.tracking import WandbConfig
 
-    told = next((run.manifest["config"]["wandb"] for run in comparison.runs if "wandb" in run.manifest.get("config", {})), None)
+    told = next((found for run in comparison.runs if (found := run.manifest.get("config", {}).get("wandb"))), None)
     if told is None and mode is None:
         return None
     known = {f.name for f in fields(WandbConfig)}
     keys = {key: value for key, value in (told or {}).items() if key in known}
     whole = directory.resolve()
-    group = keys.get("group") or f"{whole.parent.name}/{whole.name}"
-    keys |= {"group": group, "job_type": "compare", "name": f"compare-{whole.name}", "mode": mode or keys.get("mode", "offline")}
-    settings = WandbConfig(**keys)
+    keys["group"] = keys.get("group") or f"{whole.parent.name}/{whole.name}"
+    keys["mode"] = mode or keys.get("mode", "offline")
+    settings = WandbConfig(**keys | {"job_type": "compare", "name": f"compare-{whole.name}"})
     return None if settings.mode == "disabled" else settings
 
 
