@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedlab.experiments import evidence_commands
+from schedlab.experiments import evidence, evidence_commands
 from schedlab.framework.errors import SchedlabError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
+evidence.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -49,11 +50,11 @@ def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig],
 
 
 @takes_overrides
-def run(config: DictConfig) -> None:
+def run(config: DictConfig) -> float | list[float] | None:
     """Run one experiment, or a sweep with -m."""
     from schedlab.experiments.run import run_job
 
-    run_job(config)
+    return run_job(config)
 
 
 @takes_overrides
@@ -154,6 +155,22 @@ def synthesize(
     from schedlab.experiments import trace
 
     trace.synthesize(out, context.args, seed, to)
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(help="bash or zsh")]) -> None:
+    """Script for the shell: eval "$(schedlab completion bash)" in ~/.bashrc."""
+    from schedlab.experiments.completion import script
+
+    print(script(shell), end="")
+
+
+@app.command(hidden=True)
+def complete(line: Annotated[str, typer.Argument(help="up to the cursor")]) -> None:
+    """What the last word of a command line may become; for the script of `completion`."""
+    from schedlab.experiments.completion import candidates
+
+    print(*candidates(line, typer.main.get_command(app)), sep="\n")
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from schedlab.framework.testing.case import Case
 from schedlab.framework.testing.harness import Spec
 
 MS = 1_000_000
@@ -63,3 +65,16 @@ def limits(draw: st.DrawFn) -> dict[str, Any]:
         "swap_space_gib": draw(st.sampled_from([0, 40, 400])) * 8 / (1 << 30),
         "enable_prefix_caching": draw(st.sampled_from([True, True, True, False])),
     }
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_requests: int = 10) -> Case:
+    """A trace, some of its requests live and some with a deadline, and an engine in which capacity binds."""
+    trace = draw(specs(max_requests=max_requests, max_output=16))
+    return Case(tuple(_varied(draw, spec) for spec in trace), draw(limits()))
+
+
+def _varied(draw: st.DrawFn, spec: Spec) -> Spec:
+    live = draw(st.sampled_from([False, False, False, True]))
+    deadline = draw(st.sampled_from([None, None, 20, 100]))
+    return replace(spec, live=live, deadline_ns=None if deadline is None else spec.arrival_ns + deadline * MS)
