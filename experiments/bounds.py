@@ -7,18 +7,17 @@ is bounded by the datasheet of the machine that its configuration names: peaks, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedlab.experiments.offered import WORKLOAD
-from schedlab.framework.cost.bounds import Bound, Demand, Prices, bounds, longest_shared, tight
+from schedlab.framework.cost.bounds import Bound, Demand, Prices, alone_first_ns, bounds, longest_shared, tight
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
-from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS
 from schedlab.framework.tables import Columns, RunTables
 from schedlab.workloads.readers import read
@@ -27,6 +26,8 @@ from schedlab.workloads.trace import BlockIds, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from schedlab.experiments.table import Run
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHOWN = ("ttft/mean", "ttft/p99", "e2e/mean", "e2e/p99", "throughput/output_tokens_per_s")
@@ -58,6 +59,18 @@ def bounds_of(directory: str | Path, tables: RunTables) -> dict[str, Bound]:
         demand.where(first), demand.where(served), prices, first_arrival_ns=float(demand.arrival_N[inside].min()),
         output_tokens=int(emitted.sum()), total_tokens=int(emitted.sum() + prompts.sum()),
     )  # fmt: skip
+
+
+def alone_ttft_s(directory: str | Path, tables: RunTables) -> np.ndarray | None:
+    """What the TTFT of each request would be at least, alone on the machine; None where that is not known."""
+    manifest = tables.manifest or {}
+    prices, path = prices_of(manifest), Path(directory) / WORKLOAD
+    if prices is None or tables.result["record"] != "full" or not path.exists():
+        return None
+    demand = demand_of(tables.requests, read(path, "offered"), manifest)
+    around_N = demand.visible_N - demand.arrival_N + demand.delivery_N
+    served_N = ~np.isnan(tables.requests["first_token_s"])
+    return np.asarray((alone_first_ns(demand, prices) + around_N)[served_N]) / NS
 
 
 def prices_of(manifest: Mapping[str, Any]) -> Prices | None:
@@ -175,19 +188,19 @@ def tightness(runs: Sequence[tuple[RunTables, Mapping[str, Bound]]], metrics: Se
     return found
 
 
-def bounds_of_runs(
-    directories: Sequence[Path], tables: Sequence[RunTables]
-) -> list[tuple[RunTables, dict[str, Bound]]]:
-    """Runs with their bounds; without those that have none."""
-    pairs = []
-    for directory, run in zip(directories, tables, strict=True):
-        if run.result["record"] == "full":
-            try:
-                limits = bounds_of(directory, run)
-            except ConfigError:  # a run without what it was offered has no bounds
-                continue
-            pairs += [(run, limits)] if limits else []
-    return pairs
+def of_variants(variants: Mapping[str, Sequence[Run]]) -> dict[str, list[Tightness]]:
+    """How near the replicates of each variant come to their bounds; runs without logs have none."""
+    found = {}
+    for name, runs in variants.items():
+        logged = [run for run in runs if run.tables.result["record"] == "full" and (run.directory / WORKLOAD).exists()]
+        bounded = [(run.tables, limits) for run in logged if (limits := bounds_of(run.directory, run.tables))]
+        if told := tightness(bounded):
+            found[name] = told
+    return found
+
+
+def as_json(bounds_by_variant: Mapping[str, Sequence[Tightness]]) -> dict[str, Any]:
+    return {name: [asdict(found) for found in told] for name, told in bounds_by_variant.items()}
 
 
 def draw_alone(axis: Axes, values_s: np.ndarray, scale: float = 1e3) -> None:

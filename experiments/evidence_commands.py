@@ -30,6 +30,7 @@ def compare(
         Path | None, typer.Option(help="where verdicts.json and .md go; into the sweep, if left out")
     ] = None,
     wandb: Annotated[str | None, typer.Option(help="offline, online or disabled; as the runs, if left out")] = None,
+    bounds: Annotated[bool, typer.Option(help="show how far runs are from what no schedule could beat")] = True,
 ) -> None:
     """Table of finished runs, and verdicts from paired replicates: better, worse or inconclusive."""
     from schedlab.experiments import compare as comparing
@@ -39,7 +40,7 @@ def compare(
     if not 0.5 <= level < 1:
         raise ConfigError(f"--level {level}: expected a probability from 0.5 up to 1")
     options = {"baseline": baseline, "primary": primary, "metrics": metric or None, "gates": gate or (), "level": level}
-    if comparing.compare(directories, form=format, out=out, wandb_mode=wandb, options=options):
+    if comparing.compare(directories, form=format, out=out, wandb_mode=wandb, bounds=bounds, options=options):
         raise typer.Exit(1)
 
 
