@@ -83,6 +83,14 @@ def fidelity(config: DictConfig) -> None:
     fidelity_job(config)
 
 
+@takes_overrides
+def capacity(config: DictConfig) -> None:
+    """Find the highest rate at which policies meet their SLO, and draw goodput against rate."""
+    from schedlab.experiments.capacity import capacity_job
+
+    capacity_job(config)
+
+
 @app.command(context_settings=dict(FORWARDS), add_help_option=False)
 def generate(context: typer.Context) -> None:
     """Continue prompts: schedlab generate "Once upon a time" model=smollm2 key=value …"""
