@@ -272,3 +272,26 @@ def test_graphs_are_recorded_from_the_largest_on(weights):
         max_blocks=4, recorder=recording,
     )  # fmt: skip
     assert recording.recorded == [6, 4, 2, 1]
+
+
+# -- the whole engine -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fcfs", "prefix_reuse"])
+def test_the_engine_generates_the_same_tokens_padded_and_chained(name, weights):
+    from schedlab.framework.testing.harness import Spec, run
+    from schedlab.policies.fcfs import FCFS
+    from schedlab.policies.prefix_reuse import PrefixReuse
+
+    make = {"fcfs": FCFS, "prefix_reuse": lambda: PrefixReuse(chunk_size=24)}[name]
+    ids = [(0, 1, 2 + i, 20 + i, 40 + i, 60 + i) for i in range(6)]
+    trace = [Spec(f"r{i}", 0, 12 + 5 * i, 10 + i, ids=ids[i], id_width=8) for i in range(6)]
+    keys = {"num_blocks": 40, "block_size": 4, "max_num_seqs": 5, "max_num_batched_tokens": 40}
+    expected = None
+    for steps, recorder in ((1, None), (1, called), (4, None), (8, called)):
+        executor = ModelExecutor(preset("tiny"), weights=weights, recorder=recorder, max_model_len=256)
+        outcome = run(make(), trace, executor=executor, max_chained_steps=steps, **keys)
+        expected = expected or outcome.streams
+        assert outcome.streams == expected
+        assert outcome.tables.steps["repeat"].max() > 1 or steps == 1
+        assert (outcome.tables.steps["device_us"] > 0).all()
