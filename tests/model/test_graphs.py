@@ -1,5 +1,8 @@
 """Padded decode steps, called as they are: the tokens of the steps as they come, recorded once, without the host."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -295,3 +298,11 @@ def test_the_engine_generates_the_same_tokens_padded_and_chained(name, weights):
         assert outcome.streams == expected
         assert outcome.tables.steps["repeat"].max() > 1 or steps == 1
         assert (outcome.tables.steps["device_us"] > 0).all()
+
+
+def test_an_engine_after_another_holds_nothing_of_it(weights):
+    executor = pages(weights, called).executor
+    before = weakref.ref(executor._kv)
+    executor.allocate(8, 8, 0, 2)
+    gc.collect()
+    assert before() is None
