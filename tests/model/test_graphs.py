@@ -136,11 +136,8 @@ def test_a_size_holds_every_batch_and_wastes_less_than_half(most):
 FORBIDDEN = ("item", "cpu", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 
 
-def test_a_step_asks_the_device_nothing(weights, monkeypatch):
-    """What waits for a device raises while a step runs, as it would within a capture. The host's own kernels, which do
-    look at lengths, are left out: attention is replaced by zeros."""
-    made = pages(weights)
-    executor = made.executor
+def without_lengths(executor, monkeypatch):
+    """The host's own kernels look at lengths, a GPU's do not: here attention is zeros. Returns the kernels."""
     still = executor._backend.kernels._replace(
         decode_attention=lambda q, *given, out, **more: out.zero_(),
         rope_kv_write=lambda q, *given: q.contiguous(),
@@ -149,11 +146,20 @@ def test_a_step_asks_the_device_nothing(weights, monkeypatch):
     monkeypatch.setattr(executor._decoder, "_kernels", still)
     for layer in executor._decoder._layers:
         monkeypatch.setattr(layer, "_kernels", still)
+    return still
+
+
+def refuse(*given, **more):
+    raise AssertionError("the host waited for the device")
+
+
+def test_a_step_asks_the_device_nothing(weights, monkeypatch):
+    """What waits for a device raises while a step runs, as it would within a capture."""
+    made = pages(weights)
+    executor = made.executor
+    still = without_lengths(executor, monkeypatch)
     step = PaddedDecode(4, 20, executor._decoder, still, executor.kv_caches, torch.device("cpu"))
     step.load(made.inputs([(s, 1) for s in decoding_inputs(made)]), 1, 0)
-
-    def refuse(*given, **more):
-        raise AssertionError("the host waited for the device")
 
     for name in FORBIDDEN:
         monkeypatch.setattr(torch.Tensor, name, refuse)
@@ -163,6 +169,28 @@ def test_a_step_asks_the_device_nothing(weights, monkeypatch):
         step.step()
         with pytest.raises(AssertionError, match="waited"):
             step.drawn_N.tolist()
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_batch_waits_for_the_device_once(steps, weights, monkeypatch):
+    """For the tokens; a chain as well."""
+    made = pages(weights)
+    still = without_lengths(made.executor, monkeypatch)
+    graphs = DecodeGraphs(
+        made.executor._decoder, still, made.executor.kv_caches, torch.device("cpu"), max_num_seqs=4, max_blocks=20,
+        recorder=called,
+    )  # fmt: skip
+    monkeypatch.setattr(made.executor, "_graphs", graphs)
+    sequences = decoding_inputs(made)
+    for sequence in sequences:
+        made._grow(sequence, sequence.computed + steps)
+    batch = Batch(inputs=made.inputs([(s, 1) for s in sequences]), steps=steps)
+    waits, cpu = [], torch.Tensor.cpu
+    for name in set(FORBIDDEN) - {"numpy"}:
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (waits.append(tensor.shape), cpu(tensor))[1])
+    result = made.executor.execute(batch)
+    assert waits == [(3, steps)] and result.tokens.shape == (3, steps)
 
 
 def decoding_inputs(made):
