@@ -181,7 +181,12 @@ class _StepParts:
                 stalled[row] = duration - alone
             weights[row] = min(costs.weights_ns(n) * repeat, alone)
         idle = np.where(prompts | decodes, 0, slot)
-        return cls(*(np.concatenate([[0], np.cumsum(column)]) for column in (stalled, idle, weights)), costs)
+        return cls(_running(stalled), _running(idle), _running(weights), costs)
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    """Sums over what comes before each place and, last, over all."""
+    return np.concatenate([[0], np.cumsum(values)])
 
 
 def _granted_context(past: Histories, rows: int) -> np.ndarray:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments.attribution import Attribution, ModelledCosts, StepCosts, attribute, costs_of
-from schedlab.experiments.rerun import Changes
+from schedlab.experiments.rerun import Changes, repeatable
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.roofline import attention_reach
 from schedlab.framework.request import NS
 from schedlab.framework.tables import RunTables
 
-ERROR = 0.15
+ERROR = 0.1
 """Stated error of a prediction, as a share of the metric before the change."""
 DOMINATES = 0.5
 """Share of TTFT from which on the queue, and of TPOT from which on the moving of weights, is a cause."""
@@ -61,7 +61,8 @@ class View:
     def __init__(self, run: RunTables) -> None:
         self.run = run
         self.parts: Attribution = attribute(run)
-        self.config: Mapping[str, Any] = (run.manifest or {}).get("config", {})
+        config = (run.manifest or {}).get("config", {})
+        self.config: Mapping[str, Any] = config if repeatable(config) else {}
         self.limits: Mapping[str, Any] = (run.manifest or {}).get("engine", {})
 
     @cached_property

@@ -50,11 +50,11 @@ def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig],
 
 
 @takes_overrides
-def run(config: DictConfig) -> None:
+def run(config: DictConfig) -> float | list[float] | None:
     """Run one experiment, or a sweep with -m."""
     from schedlab.experiments.run import run_job
 
-    run_job(config)
+    return run_job(config)
 
 
 @takes_overrides
@@ -155,6 +155,22 @@ def synthesize(
     from schedlab.experiments import trace
 
     trace.synthesize(out, context.args, seed, to)
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(help="bash or zsh")]) -> None:
+    """Script for the shell: eval "$(schedlab completion bash)" in ~/.bashrc."""
+    from schedlab.experiments.completion import script
+
+    print(script(shell), end="")
+
+
+@app.command(hidden=True)
+def complete(line: Annotated[str, typer.Argument(help="up to the cursor")]) -> None:
+    """What the last word of a command line may become; for the script of `completion`."""
+    from schedlab.experiments.completion import candidates
+
+    print(*candidates(line, typer.main.get_command(app)), sep="\n")
 
 
 def main() -> None:

@@ -144,7 +144,8 @@ def lines(explanation: Explanation) -> list[str]:
     if not explanation.named:
         said.append("No cause stands out: none of queue, prompts beside streams, weights and preemptions dominates.")
     for place, item in enumerate(explanation.named, start=1):
-        said += [*cause_lines(place, item), ""]
+        first, *rest = cause_lines(item)
+        said += [f"{place}. {first}", *(f"   {line}" for line in rest), ""]
     return said
 
 
@@ -162,14 +163,14 @@ def _bound(bound: str) -> str:
     return bound if bound == "overhead" else f"{bound}-bound"
 
 
-def cause_lines(place: int, item: Named) -> list[str]:
+def cause_lines(item: Named) -> list[str]:
     """A cause, its evidence, the suggestion and what it did."""
     cause, suggestion = item.cause, item.cause.suggestion
     evidence = cause.evidence[:1].upper() + cause.evidence[1:]
-    said = [f"{place}. {cause.name}: {cause.lost_s:,.3f} s of a mean request. {evidence}."]
+    said = [f"{cause.name}: {cause.lost_s:,.3f} s of a mean request. {evidence}."]
     if suggestion is None:
         return said
-    said.append(f"   Try {suggestion.words}. {_outcome(item)}")
+    said.append(f"Try {suggestion.words}. {_outcome(item)}")
     return said
 
 

@@ -123,6 +123,6 @@ def styles() -> Iterator[dict[str, Any]]:
     return cycle({"color": colour, "linestyle": dash} for colour, dash in zip(COLOURS, DASHES, strict=True))
 
 
-def legend(axis: Axes, runs: Mapping[str, RunTables]) -> None:
+def legend(axis: Axes, runs: Mapping[str, Any]) -> None:
     if len(runs) > 1:
         axis.legend(loc="best", frameon=False)

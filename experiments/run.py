@@ -23,6 +23,7 @@ from schedlab.experiments.api import Experiment
 from schedlab.experiments.checks import check_arguments
 from schedlab.experiments.identity import identity_of
 from schedlab.experiments.manifest import MANIFEST, write_manifest
+from schedlab.experiments.objective import Objective
 from schedlab.experiments.progress import progress
 from schedlab.experiments.table import SIDE_BY_SIDE, Comparison, headline
 from schedlab.experiments.tracking import Tracker, WandbConfig, start_tracker
@@ -86,11 +87,18 @@ def run_job(config: DictConfig) -> float | list[float] | None:
         print(f"in {short(directory)}")
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
-    return None
+    return objective_of(config).of(tables.summary)
+
+
+def objective_of(config: DictConfig) -> Objective:
+    keys = compose.resolve(config.objective)
+    check_arguments("objective", keys, Objective)
+    return Objective(**keys)
 
 
 def run_config(config: DictConfig, resolved: Mapping[str, Any], directory: Path) -> RunTables:
     settings = settings_of(config)
+    objective_of(config)  # a mistake in it should cost no run
     experiment = experiment_of(config, resolved, settings)
     tracker = tracker_of(config, experiment, directory)
     try:

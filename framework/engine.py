@@ -50,7 +50,10 @@ class Engine:
     ) -> None:
         self.name = type(policy).__name__
         if policy.needs_prediction and predictor is None:
-            raise ConfigError(f"policy {self.name} reads predicted_output_tokens: choose a predictor other than none")
+            raise ConfigError(
+                f"policy {self.name} reads predicted_output_tokens, and predictor=none predicts nothing: "
+                f"choose predictor=max, oracle, noisy or quantile"
+            )
         if config.max_chained_steps > 1 and not getattr(executor, "chains", False):
             kind = type(executor).__name__
             raise ConfigError(f"engine.max_chained_steps: expected 1, as {kind} runs one step at a time")
@@ -90,6 +93,8 @@ class Engine:
             num_host_blocks,
             config.max_num_seqs,
             prefix_caching=config.enable_prefix_caching,
+            eviction=config.eviction,
+            watermark_blocks=config.watermark_blocks,
             on_free=getattr(executor, "discard", None),
         )
 

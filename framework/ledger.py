@@ -12,6 +12,7 @@ from typing import Literal
 from schedlab.framework.block_pool import BlockPool, HostPool
 from schedlab.framework.cohort import DecodeCohort
 from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
+from schedlab.framework.eviction import Eviction
 from schedlab.framework.lineup import Lineup, QueueView
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import STILL, EngineRequest
@@ -20,7 +21,10 @@ PreemptMode = Literal["recompute", "swap"]
 
 
 class Ledger:
-    """The scheduler's books. `waiting` is in arrival order, `running` and `prefilling` in admission order."""
+    """The scheduler's books. `waiting` is in arrival order, `running` and `prefilling` in admission order.
+
+    An admission beside running requests leaves `watermark_blocks` free.
+    """
 
     def __init__(
         self,
@@ -30,12 +34,15 @@ class Ledger:
         max_num_seqs: int,
         *,
         prefix_caching: bool = True,
+        eviction: Eviction = "lru",
+        watermark_blocks: int = 0,
         on_free: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.watermark_blocks = watermark_blocks
         self.pool = BlockPool(num_blocks, on_free)
-        self.cache = PrefixCache(self.pool, block_size)
+        self.cache = PrefixCache(self.pool, block_size, eviction)
         self.host = HostPool(num_host_blocks)
         self.cohort = DecodeCohort(block_size)
         self.queue = Lineup()

@@ -17,7 +17,7 @@ from schedlab.framework.executor import Executor
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
-from schedlab.framework.predictors import Predictor
+from schedlab.framework.predictors import MaxPredictor, Predictor
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO, EngineRequest
 from schedlab.framework.source import ListSource, Source
@@ -113,8 +113,12 @@ def engine_for(
     executor: Executor | None = None,
     predictor: Predictor | None = None,
 ) -> Engine:
-    """An engine on the stub (or another executor) and the virtual clock, with a recorder of its own."""
+    """An engine on the stub (or another executor) and the virtual clock, with a recorder of its own.
+
+    A policy that needs predictions gets the worst case unless told otherwise.
+    """
     recorder = Recorder(Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks))
+    predictor = predictor or (MaxPredictor() if policy.needs_prediction else None)
     return Engine(policy, executor or StubExecutor(), source, config, VirtualClock(), recorder, predictor)
 
 

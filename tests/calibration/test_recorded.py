@@ -33,7 +33,7 @@ from schedlab.workloads.trace import Labels, Trace
 from schedlab.workloads.workload import Offered
 
 POLICIES: list[Callable[[], Policy]] = [
-    lambda: FCFS(preempt_mode="swap"), lambda: ChunkedPrefill(24), lambda: DecodePriority(16, 2, 1, "swap"),
+    lambda: FCFS(preempt_mode="swap"), lambda: ChunkedPrefill(24), lambda: DecodePriority(16, 2, 1, preempt_mode="swap"),
     lambda: PrefixReuse(24),
 ]  # fmt: skip
 MS = 1_000_000

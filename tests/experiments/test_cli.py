@@ -151,7 +151,7 @@ def test_help_of_run_lists_the_groups(schedlab):
         (["seed=["], ["seed=["]),
         (["engine.max_num_seqs=4.5"], ["engine.max_num_seqs: expected an integer, found 4.5"]),
         (["engine.block_size=0"], ["engine.block_size", "found 0"]),
-        (["policy.preempt_mode=x"], ["policy.preempt_mode: expected recompute or swap, found 'x'"]),
+        (["policy.preempt_mode=x"], ["policy.preempt_mode: expected recompute or swap or auto, found 'x'"]),
         (["policy=chunked_prefill", "policy.chunk_size=0"], ["policy.chunk_size", "at least 1"]),
         (["policy=custom"], ["policy._target_ has no default"]),
         (["policy=custom", "policy._target_=no.Such"], ["policy._target_=no.Such", "No module named 'no'"]),

@@ -15,6 +15,7 @@ from schedlab.framework.errors import PolicyError
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import MaxPredictor
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
@@ -117,14 +118,15 @@ class Lab:
         return self.recorder.close(backlog_end=self.engine.num_unfinished, counters={})
 
 
-def lab(policy, requests, *, executor=None, clock=None, source=None, window=None, **keys) -> Lab:
+def lab(policy, requests, *, executor=None, clock=None, source=None, window=None, predictor=None, **keys) -> Lab:
     """An engine over specs or requests, on the stub and the virtual clock unless told otherwise; `keys` change TINY."""
     config: EngineConfig = replace(TINY, **keys)
     built = [request.request() if isinstance(request, Spec) else request for request in requests]
     measurement = Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks, **(window or {}))
     recorder = Recorder(measurement)
     source = source or ListSource(sorted(built, key=lambda request: request.visible_ns))
-    engine = Engine(policy, executor or StubExecutor(), source, config, clock or VirtualClock(), recorder)
+    predictor = predictor or (MaxPredictor() if policy.needs_prediction else None)
+    engine = Engine(policy, executor or StubExecutor(), source, config, clock or VirtualClock(), recorder, predictor)
     return Lab(engine, policy, recorder, {request.request_id: request for request in built})
 
 
@@ -221,3 +223,20 @@ def books(engine: Engine) -> dict[str, Any]:
             for r in requests
         ],
     }  # fmt: skip
+
+
+def log(policy, trace, *, ms=1, **keys):
+    """What was executed: for each step the prefills (name, start, tokens) and who decoded. Steps take 1 ms."""
+    executor = ScriptedExecutor(ms)
+    keys = {"num_blocks": 200, "max_num_batched_tokens": 16, **keys}
+    lab(policy, trace, executor=executor, honour_holds=False, **keys).finish()
+    return executor.batches
+
+
+def order_of(policy, trace, **keys):
+    """Names in the order of their first grant, one running at a time."""
+    executor = ScriptedExecutor(1)
+    made = lab(policy, trace, executor=executor, **{"num_blocks": 200, "max_num_seqs": 1, **keys})
+    made.finish()
+    names = [name for prefills, _ in executor.batches for name, _, _ in prefills]
+    return list(dict.fromkeys(names))
