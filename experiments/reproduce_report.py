@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHOWN = {
     "sarathi_capacity": ("itl/p99", "itl/max", "queue/p50", "ttft/p50"),
     "chunk_size": ("ttft/mean", "ttft/p99", "tpot/mean", "itl/p99"),
-    "prefix_order": ("ttft/mean", "ttft/p50", "ttft/p90", "ttft/p99", "ttft/max", "prefix/hit_rate"),
+    "prefix_order": ("ttft/mean", "ttft/p50", "ttft/p90", "ttft/p99", "prefix/hit_rate", "throughput/total_tokens_per_s"),
     "sjf_queueing": ("ttft/mean", "e2e/mean", "e2e/p99", "makespan_s"),
     "recompute_swap": ("makespan_s", "preemptions/recompute", "preemptions/swap", "recomputed_tokens"),
     "victim_choice": ("preemptions/recompute", "recomputed_tokens", "throughput/output_tokens_per_s", "ttft/p99"),
