@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,15 @@ if TYPE_CHECKING:
 
 SHOWN = {
     "sarathi_capacity": ("itl/p99", "itl/max", "queue/p50", "ttft/p50"),
-    "chunk_size": ("ttft/mean", "ttft/p99", "tpot/mean", "itl/p99"),
-    "prefix_order": ("ttft/mean", "ttft/p50", "ttft/p90", "ttft/p99", "prefix/hit_rate", "throughput/total_tokens_per_s"),
+    "chunk_size": ("ttft/mean", "ttft/p99", "tpot/mean", "itl/p99", "itl/max"),
+    "prefix_order": (
+        "ttft/mean",
+        "ttft/p50",
+        "ttft/p90",
+        "ttft/p99",
+        "prefix/hit_rate",
+        "throughput/total_tokens_per_s",
+    ),
     "sjf_queueing": ("ttft/mean", "e2e/mean", "e2e/p99", "makespan_s"),
     "recompute_swap": ("makespan_s", "preemptions/recompute", "preemptions/swap", "recomputed_tokens"),
     "victim_choice": ("preemptions/recompute", "recomputed_tokens", "throughput/output_tokens_per_s", "ttft/p99"),
@@ -58,7 +65,8 @@ def of_chunk_size(it: Reproduction) -> str:
     small, large = it.points[0], it.points[-1]
     (label,) = it.labels
     said = [
-        f"{what} {it.get(label, key, small) * 1e3:,.0f} ms with {small:g} and {it.get(label, key, large) * 1e3:,.0f} with {large:g}"
+        f"{what} {it.get(label, key, small) * 1e3:,.0f} ms with {small:g} "
+        f"and {it.get(label, key, large) * 1e3:,.0f} with {large:g}"
         for what, key in (("time to first token, mean", "ttft/mean"), ("time between tokens, p99", "itl/p99"))
     ]
     best = min(it.points, key=lambda point: it.get(label, "ttft/mean", point))
@@ -67,7 +75,8 @@ def of_chunk_size(it: Reproduction) -> str:
 
 def of_prefix_order(it: Reproduction) -> str:
     return "; ".join(
-        f"{label}: mean {it.get(label, 'ttft/mean'):.2f} s, p99 {it.get(label, 'ttft/p99'):.1f} s" for label in it.labels
+        f"{label}: mean {it.get(label, 'ttft/mean'):.2f} s, p99 {it.get(label, 'ttft/p99'):.1f} s"
+        for label in it.labels
     )
 
 
@@ -84,13 +93,18 @@ def of_sjf_queueing(it: Reproduction) -> str:
     )
 
 
+CONTEXTS = (512, 2048, 8192)
+
+
+def against(it: Reproduction, length: int, mode: str, other: str, link: float | None) -> float:
+    """Makespan of `mode` over that of `other` at contexts of `length`."""
+    return it.get(f"{length} {mode}", "makespan_s", link) / it.get(f"{length} {other}", "makespan_s", link)
+
+
 def of_recompute_swap(it: Reproduction) -> str:
     said = []
     for link in it.points:
-        lengths = [
-            f"{length} {it.get(f'{length} recompute', 'makespan_s', link) / it.get(f'{length} swap', 'makespan_s', link):.2f}"
-            for length in (512, 2048, 8192)
-        ]
+        lengths = [f"{length} {against(it, length, 'recompute', 'swap', link):.2f}" for length in CONTEXTS]
         said.append(f"over {link:g} GB/s at contexts of {', '.join(lengths)}")
     return f"makespan with recompute over that with swap: {'; '.join(said)}"
 
@@ -105,24 +119,26 @@ def tax(it: Reproduction, label: str, point: float | None) -> float:
 def of_victim_choice(it: Reproduction) -> str:
     newest, least, most, _ = it.labels
     taxes = [f"{tax(it, newest, blocks):.0%} on {blocks:g} blocks" for blocks in it.points]
-    waste = [
-        f"{point:g}: {' and '.join(f'{it.get(label, KEY, point) / it.get(newest, KEY, point) - 1:+.0%}' for label in (least, most))}"
-        for point in it.points
-        if it.get(newest, KEY, point)
-    ]
-    return f"tax with newest first {', '.join(taxes)}; tokens wasted by least and by most computed first against it, {'; '.join(waste)}"
 
+    def change(label: str, point: float | None) -> str:
+        return f"{it.get(label, AGAIN, point) / it.get(newest, AGAIN, point) - 1:+.0%}"
 
-KEY = "recomputed_tokens"
+    waste = [f"{point:g}: {change(least, point)} and {change(most, point)}" for point in it.points]
+    return (
+        f"tax with newest first {', '.join(taxes)}; tokens wasted by least and by most computed first against it, "
+        f"{'; '.join(waste)}"
+    )
 
 
 def of_max_num_seqs(it: Reproduction) -> str:
     (label,) = it.labels
     return "output tokens/s and time per token: " + "; ".join(
-        f"{point:g}: {it.get(label, 'throughput/output_tokens_per_s', point):,.0f}, {it.get(label, 'tpot/mean', point) * 1e3:.1f} ms"
+        f"{point:g}: {it.get(label, RATE, point):,.0f}, {it.get(label, 'tpot/mean', point) * 1e3:.1f} ms"
         for point in it.points
     )
 
+
+RATE = "throughput/output_tokens_per_s"
 
 FINDINGS: dict[str, Callable[[Reproduction], str]] = {
     "sarathi_capacity": of_sarathi_capacity,
@@ -224,7 +240,7 @@ def trade(axis: Axes, it: Reproduction, across: tuple[str, str, float], up: tupl
     axis.set(xlabel=across[1], ylabel=up[1])
 
 
-def bars(axis: Axes, groups: Sequence[str], series: dict[str, Sequence[float]], y: str) -> None:
+def bars(axis: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float]], y: str) -> None:
     """A group of bars each; one colour a series."""
     width = 0.8 / len(series)
     for i, (colour, (name, values)) in enumerate(zip(COLOURS, series.items(), strict=False)):
@@ -242,27 +258,25 @@ def picture_of_capacity(axis: Axes, it: Reproduction) -> None:
 
 
 def picture_of_order(axis: Axes, it: Reproduction) -> None:
-    series = {name: [it.get(label, key) for label in it.labels] for name, key in (("mean", "ttft/mean"), ("p99", "ttft/p99"))}
+    series = {
+        name: [it.get(label, key) for label in it.labels] for name, key in (("mean", "ttft/mean"), ("p99", "ttft/p99"))
+    }
     bars(axis, it.labels, series, "time to first token (s)")
     axis.set_yscale("log")
 
 
 def picture_of_swap(axis: Axes, it: Reproduction) -> None:
-    lengths = (512, 2048, 8192)
-    groups = [f"{length} tokens\n{link:g} GB/s" for link in it.points for length in lengths]
+    cases = [(length, link) for link in it.points for length in CONTEXTS]
     series = {
-        mode: [
-            it.get(f"{length} {mode}", "makespan_s", link) / it.get(f"{length} recompute", "makespan_s", link)
-            for link in it.points
-            for length in lengths
-        ]
+        mode: [against(it, length, mode, "recompute", link) for length, link in cases]
         for mode in ("recompute", "swap", "auto")
     }
+    groups = [f"{length} tokens\n{link:g} GB/s" for length, link in cases]
     bars(axis, groups, series, "makespan against recompute")
 
 
 def picture_of_victims(axis: Axes, it: Reproduction) -> None:
-    lines(axis, it, KEY, "KV blocks", "tokens computed again")
+    lines(axis, it, AGAIN, "KV blocks", "tokens computed again")
     axis.set_xscale("log")
 
 
@@ -276,6 +290,10 @@ PICTURES: dict[str, Callable[[Axes, Reproduction], None]] = {
     "recompute_swap": picture_of_swap,
     "victim_choice": picture_of_victims,
     "max_num_seqs": lambda axis, it: trade(
-        axis, it, ("tpot/mean", "time per token (ms)", 1e3), ("throughput/output_tokens_per_s", "output tokens/s", 1), ""
+        axis,
+        it,
+        ("tpot/mean", "time per token (ms)", 1e3),
+        ("throughput/output_tokens_per_s", "output tokens/s", 1),
+        "",
     ),
 }
