@@ -37,7 +37,19 @@ def explain(
     show(explain_run(directory, tried), format)
 
 
+def report(
+    directory: Annotated[Path, typer.Argument(help="a run or sweep directory")],
+    out: Out = None,
+    tried: Annotated[bool, typer.Option("--try/--no-try", help="run what the explanations suggest")] = True,
+) -> None:
+    """One HTML file on a run or a sweep that needs nothing else; its pictures as PNG and SVG beside it."""
+    from schedlab.experiments.report import write_report
+
+    path, pictures = write_report(directory, out, tried)
+    print(f"{path}, and {len(pictures)} pictures in {path.parent / 'plots'}")
+
+
 def add_to(app: typer.Typer) -> None:
     """Declare the commands."""
-    for command in (timeline, explain):
+    for command in (timeline, explain, report):
         app.command()(command)

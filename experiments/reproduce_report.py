@@ -138,6 +138,7 @@ def of_max_num_seqs(it: Reproduction) -> str:
     )
 
 
+AGAIN = "recomputed_tokens"
 RATE = "throughput/output_tokens_per_s"
 
 FINDINGS: dict[str, Callable[[Reproduction], str]] = {

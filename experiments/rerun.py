@@ -50,19 +50,30 @@ class Share(Recorded):
         return trace.where(leader % self.replicas == 0, "of_other_replicas")
 
 
+def repeatable(config: Mapping[str, Any]) -> bool:
+    """Whether a manifest's configuration names what to build: a run from Python keeps no more than names of it."""
+    return isinstance(config.get("policy"), Mapping)
+
+
 def rerun(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes | None = None) -> RunTables:
-    """The tables of the run in `directory` with `changes`. ConfigError if the folder does not say how to repeat it."""
-    return experiment_again(directory, manifest, changes or Changes()).run()
+    """What the run in `directory` leaves with `changes`, its manifest too.
+
+    ConfigError if the folder does not say how to repeat it.
+    """
+    experiment = experiment_again(directory, manifest, changes or Changes())
+    tables = experiment.run()
+    tables.manifest = experiment.manifest()
+    return tables
 
 
 def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes) -> Experiment:
-    """What would run again. A run from Python left no configuration to build it from."""
+    """What would run again."""
     from omegaconf import OmegaConf
 
     from schedlab.experiments import compose
 
     config = (manifest or {}).get("config", {})
-    if "_target_" not in config.get("policy", {}):
+    if not repeatable(config):
         raise ConfigError(f"{directory}: its manifest does not say how to build it; runs of `schedlab run` do")
     if not (directory / WORKLOAD).exists():
         raise ConfigError(f"{directory / WORKLOAD}: not there; without the offered requests a run cannot be repeated")
@@ -78,7 +89,7 @@ def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, change
         slo=compose.build_optional(node.slo, "slo"),
         predictor=compose.build_optional(node.predictor, "predictor"),
         **config["measure"],
-        config=config,
+        config=compose.resolve(node),
     )
 
 

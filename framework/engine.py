@@ -11,6 +11,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from schedlab.framework import fast_forward, invariants, journal
 from schedlab.framework.batch import Batch
@@ -19,7 +20,7 @@ from schedlab.framework.clock import Clock
 from schedlab.framework.columns import Columns
 from schedlab.framework.commit import Commit
 from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError
-from schedlab.framework.executor import Executor
+from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
 from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
@@ -312,7 +313,7 @@ class Engine:
         batch = self._batch(decision, steps)
         result = self.executor.execute(batch)
         duration = self._pass(result.duration_ns, decision)
-        journal.log_step(self, decision, batch, duration, result.bound, scheduler_us)
+        journal.log_step(self, decision, batch, result, duration, scheduler_us)
         self.commit.apply(decision, batch, result, self.clock.now())
 
     def _pass(self, modelled_ns: int, decision: Decision) -> int:
@@ -323,10 +324,11 @@ class Engine:
     def _idle(self, decision: Decision) -> None:
         """The policy chose to wait: run pending copies, pass the time, move what was preempted."""
         assert decision.idle_until_ns is not None
-        batch, duration = self._batch(decision), 0
+        batch, result, duration = self._batch(decision), StepResult(0), 0
         if batch.copies_out:
-            duration = self._pass(self.executor.execute(batch).duration_ns, decision)
-        journal.log_step(self, decision, batch, duration, None, 0.0)
+            result = self.executor.execute(batch)
+            duration = self._pass(result.duration_ns, decision)
+        journal.log_step(self, decision, batch, replace(result, bound=None), duration, 0.0)
         self.commit.move(decision)
         wake = min(decision.idle_until_ns, self.next_event_ns())
         if self.clock.now() < wake:

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from schedlab.framework.batch import Batch
+from schedlab.framework.executor import StepResult
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.step import Decision
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def log_step(
-    engine: Engine, decision: Decision, batch: Batch, duration_ns: int, bound: str | None, scheduler_us: float
+    engine: Engine, decision: Decision, batch: Batch, result: StepResult, duration_ns: int, scheduler_us: float
 ) -> None:
     """One decision row and one step row; called after execution and before the commit changes the books."""
     log_decision(engine, decision, batch.decodes, batch.steps)
@@ -28,7 +29,7 @@ def log_step(
         engine.num_steps, batch.steps, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills),
         len(decodes), context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free,
         ledger.cache.num_unowned,
-        len(batch.copies_out) + len(batch.copies_in), bound, scheduler_us,
+        len(batch.copies_out) + len(batch.copies_in), result.bound, scheduler_us, device_us=result.device_us,
     )  # fmt: skip
     engine.num_steps += batch.steps
 

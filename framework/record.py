@@ -108,6 +108,7 @@ class Recorder:
         scheduler_us: float | None,
         free_block_ns: int | None = None,
         free_blocks_min: int | None = None,
+        device_us: float | None = None,
     ) -> None:
         """An executed batch, or `repeat` equal ones with their durations and scheduler times summed.
 
@@ -115,12 +116,14 @@ class Recorder:
         sum of free blocks times duration over all of them, and `free_blocks_min` the fewest that were free.
 
         `free_blocks` counts cached blocks that nobody owns, as `Step.free_blocks` does; `cached_blocks` are these.
-        `scheduler_us` is None where the policy was not asked or its time is not known.
+        `scheduler_us` is None where the policy was not asked or its time is not known, `device_us`, what the
+        device itself took, where no executor measures it.
         """
         buffer = self._step_buffer
         buffer += (
             index, repeat, now_ns, duration_ns, prefill_tokens, decode_tokens, prefill_requests, decode_requests,
             context_tokens, running, waiting, free_blocks, cached_blocks, copied_blocks, bound, scheduler_us,
+            device_us,
         )  # fmt: skip
         if self._windowed:
             self._gaps = self._measured_gaps if self.measurement.inside(now_ns) else self._outside_gaps

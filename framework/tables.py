@@ -69,6 +69,7 @@ STEPS: Schema = {
     "copied_blocks": "int",
     "bound": "text?",
     "scheduler_us": "real?",
+    "device_us": "real?",
 }
 DECISIONS: Schema = {
     "index": "int",

@@ -36,8 +36,11 @@ class Workload(Protocol):
     def load(self, seed: int = 0) -> Trace:
         """All requests, in memory."""
 
-    def source(self, max_model_len: int, slo: SLO | None = None, seed: int = 0, **terms: object) -> Source:
-        """The requests for one run of an engine."""
+    def source(
+        self, max_model_len: int, slo: SLO | None = None, seed: int = 0, *,
+        vocab_size: int | None = None, trace: Trace | None = None,
+    ) -> Source:  # fmt: skip
+        """The requests for one run of an engine; see `Offered.source`."""
 
     def describe(self, seed: int = 0, trace: Trace | None = None) -> str:
         """One line: requests, span, mean rate, and what was assumed or left out."""

@@ -22,7 +22,7 @@ from schedlab.framework.request import NS
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.trace import Trace
-from schedlab.workloads.workload import Offered, Workload
+from schedlab.workloads.workload import Offered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +48,7 @@ class LongPromptAmongStreams(Offered):
 def run(policy: Policy) -> Histories:
     """Step by step, so that every token has a row of its own."""
     engine = schedlab.engines.virtual("llama3.1-8b", "h100", fast_forward=False)
-    workload: Workload = LongPromptAmongStreams(name="stall")
-    return histories(schedlab.run(policy, workload, engine))
+    return histories(schedlab.run(policy, LongPromptAmongStreams(name="stall"), engine))
 
 
 def draw(runs: dict[str, Histories]) -> Figure:

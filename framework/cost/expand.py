@@ -17,8 +17,8 @@ from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.tables import Columns, RunTables
 
-UNKNOWN_WITHIN = ("free_blocks", "cached_blocks")
-"""Columns that a jump knows of its first step only: blocks are taken on the way, when is not logged."""
+UNKNOWN_WITHIN = ("free_blocks", "cached_blocks", "device_us")
+"""Columns that a jump does not know of each step: when blocks were taken on the way is not logged, and nothing ran."""
 
 
 def rates_of(executor: object) -> dict[str, Any] | None:

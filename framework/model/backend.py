@@ -31,7 +31,7 @@ class Backend:
     ragged: Callable[[Inputs, torch.device], RaggedBatch]
 
 
-def backend(device: torch.device, *, batch_invariant: bool) -> Backend:
+def backend_for(device: torch.device, *, batch_invariant: bool) -> Backend:
     """The one for `device`. Batch-invariant: a request's logits are the same bits in any batch, by fixed tiles."""
     if not batch_invariant:
         return Backend(kernels(device), plain, RaggedBatch.of)

@@ -15,7 +15,7 @@ from torch import Tensor
 from schedlab.framework.batch import Batch, Inputs
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
-from schedlab.framework.model.backend import backend
+from schedlab.framework.model.backend import Backend, backend_for
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, KVCache
 from schedlab.framework.model.graphs import DecodeGraphs, Recorder
@@ -39,7 +39,8 @@ class ModelExecutor:
     least. `num_threads` sets torch's threads for the whole process. `sampling_seed` seeds requests that bring no seed.
     `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
     `recorder`: how steps of decodes are recorded, padded to a few sizes, to be replayed; None runs each as it comes.
-    `max_model_len` bounds their block tables. `weights` stand for `path` and `seed`. Durations are the device's own.
+    `max_model_len` bounds their block tables. `weights` stand for `path` and `seed`, `backend` for
+    the device's own. Durations are the device's.
     """
 
     needs_inputs = True
@@ -59,6 +60,7 @@ class ModelExecutor:
         recorder: Recorder | None = None,
         max_model_len: int | None = None,
         weights: Weights | None = None,
+        backend: Backend | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"model.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
@@ -73,7 +75,7 @@ class ModelExecutor:
         self._dtype: torch.dtype = DTYPES[dtype]
         self._device = torch.device(device)
         self._sampling_seed = sampling_seed
-        self._backend = backend(self._device, batch_invariant=batch_invariant)
+        self._backend = backend or backend_for(self._device, batch_invariant=batch_invariant)
         weights = self._weights(path, seed) if weights is None else weights
         self._decoder = Decoder(config, weights, self._backend.kernels, self._backend.linear)
         self._recorder = recorder
@@ -105,6 +107,7 @@ class ModelExecutor:
 
     def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
         """Reserve [layers, K and V, blocks, block_size, Hkv, D] on the device, and as much for the host's blocks."""
+        self._release()
         needed = (num_blocks + num_host_blocks) * self.block_bytes(block_size)
         blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks"
         self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need")
@@ -122,6 +125,13 @@ class ModelExecutor:
                 max_blocks=min(-(-self._max_model_len // block_size), num_blocks), recorder=self._recorder,
             )  # fmt: skip
 
+    def _release(self) -> None:
+        """Give back what an engine before this one was given."""
+        self._graphs, self.kv_caches = None, []
+        self._kv = self._host_kv = torch.empty(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def block_bytes(self, block_size: int) -> int:
         return block_size * 2 * self.config.num_hidden_layers * self.config.kv_size * self._dtype.itemsize
 
@@ -136,13 +146,17 @@ class ModelExecutor:
         inputs = batch.inputs
         if inputs is None or not inputs.requests:
             self._stopwatch.stop()
-            return StepResult(self._stopwatch.elapsed_ns(), np.empty((0, 1), dtype=np.int64))
+            return self._result(np.empty((0, 1), dtype=np.int64), {})
         on_device_SK = self._run(inputs, batch.steps)
         self._stopwatch.stop()
         drawn_SK = on_device_SK.cpu().numpy()  # the one wait for the device in a step
         tokens_NK = np.full((len(inputs.requests), batch.steps), -1, dtype=np.int64)
         tokens_NK[inputs.emitting_S] = drawn_SK
-        return StepResult(self._stopwatch.elapsed_ns(), tokens_NK, failed=_failed(inputs, drawn_SK))
+        return self._result(tokens_NK, _failed(inputs, drawn_SK))
+
+    def _result(self, tokens_NK: np.ndarray, failed: dict[int, str]) -> StepResult:
+        took_ns = self._stopwatch.elapsed_ns()
+        return StepResult(took_ns, tokens_NK, failed=failed, device_us=took_ns / 1000)
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Run the model on `inputs`: logits [S, V] of the emitting grants. Keys and values go to their slots."""

@@ -1,4 +1,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
+for folder in ("evidence", "framework", "experiments"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))  # helpers beside these tests and beside others

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from schedlab.experiments.compose import compose
+from schedlab.experiments.compose import compose, resolve
 from schedlab.experiments.run import experiment_of, settings_of
 
 BASE = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "workload=poisson", "wandb.mode=disabled")
@@ -33,7 +33,7 @@ def interference(draw: random.Random) -> dict:
         "policy": draw.choice([FCFS, chunked(2048)]),
         "workload.lengths.prompt": [3000, longest],
         "workload.lengths.output": [150, 350],
-        "workload.arrivals.rate": draw.uniform(2.0, 2.6),
+        "workload.arrivals.rate": draw.uniform(2.7, 3.1),
         "workload.num_requests": 80,
     }
 
@@ -85,5 +85,5 @@ def run_planted(make, seed: int, directory: Path) -> Path:
     draw = random.Random(f"{make.__name__} {seed}")
     for key, value in {**make(draw), "seed": seed + 1}.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
-    experiment_of(config, settings_of(config)).run(directory)
+    experiment_of(config, resolve(config), settings_of(config)).run(directory)
     return directory

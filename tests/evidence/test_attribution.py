@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
 from witness import Witness
@@ -23,9 +21,6 @@ from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "framework"))
-from four import ALL
 
 
 def check_exact(tables: RunTables) -> Attribution:
@@ -46,9 +41,7 @@ def made(name):
     return Chaos(int(name)) if name.isdigit() else ALL[name]()
 
 
-@given(
-    st.one_of(st.sampled_from(sorted(ALL)), st.integers(0, 10**6).map(str)), strategies.specs(), strategies.limits()
-)
+@given(st.one_of(st.sampled_from(sorted(ALL)), st.integers(0, 10**6).map(str)), strategies.specs(), strategies.limits())
 def test_parts_add_up_to_the_nanosecond_and_tell_what_a_witness_saw(name, specs, limits):
     witness = Witness()
     tables = run(made(name), specs, TINY, witness, audited=False, **limits).tables

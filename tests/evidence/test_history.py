@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
 from witness import Witness
@@ -13,9 +11,6 @@ from schedlab.experiments.history import Histories, histories
 from schedlab.framework.testing import strategies
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import TINY, run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "framework"))
-from four import ALL
 
 
 def told(past: Histories, executed: list[int], decoding_all: set[int]) -> list[dict[str, tuple]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
+from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,9 +17,6 @@ from schedlab.framework.stub import StubExecutor
 from schedlab.framework.testing import strategies
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import TINY, Spec, run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "framework"))
-from four import ALL
 
 
 def slices(found):

@@ -20,7 +20,8 @@ def test_the_first_and_the_last_variant_of_an_overlay_are_experiments(name):
     assert facts["title"] and facts["source"] and facts["published"] and facts["reading"]
     first = {label: words for label, _, words in reversed(list(planned(facts)))}
     assert list(first) == list(facts["variants"])[::-1]
-    for words in (list(first.values())[0], list(first.values())[-1]):
+    last, *_, earliest = first.values() if len(first) > 1 else [*first.values()] * 2
+    for words in (last, earliest):
         config = compose.compose([f"experiment={name}", *words])
         made = experiment_of(config, compose.resolve(config), settings_of(config))
         assert made.engine.name == "virtual" and not OmegaConf.missing_keys(config)

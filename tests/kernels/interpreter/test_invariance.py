@@ -8,7 +8,6 @@ from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.metrics import Measurement
-from schedlab.framework.model import executor as executor_module
 from schedlab.framework.model.backend import invariant_gpu
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
@@ -71,13 +70,13 @@ def product(a, b, **given):
 
 def test_the_same_bits_under_every_policy_and_the_same_tokens_padded(ops, monkeypatch):
     monkeypatch.setattr(np, "matmul", product)  # what the interpreter takes for a product
-    monkeypatch.setattr(executor_module, "backend", lambda device, batch_invariant: invariant_gpu(ops))
+    backend = invariant_gpu(ops)
     expected, met = None, {"preemptions/recompute": 0, "prefix/tokens_reused": 0, "recomputed_tokens": 0}
     for make in POLICIES.values():
-        tokens, bits, summary = run(make())
+        tokens, bits, summary = run(make(), backend=backend)
         expected = expected or (tokens, bits)
         assert (tokens, bits) == expected
         met = {key: value + summary[key] for key, value in met.items()}
     assert all(met.values()), met
     padded = DecodePriority(stall_tokens=5, max_prefill_streak=2, watermark_blocks=1)
-    assert run(padded, recorder=called)[0] == expected[0]
+    assert run(padded, recorder=called, backend=backend)[0] == expected[0]
