@@ -100,7 +100,8 @@ def entries(node: Any) -> Iterator[tuple[str, Any]]:
 @lru_cache
 def sources_hash() -> str:
     """Of schedlab's modules as they were when this process first asked."""
-    return files_hash(package_files(Path(schedlab.__file__).parent))
+    root = Path(schedlab.__file__).parent
+    return files_hash(root, package_files(root))
 
 
 @lru_cache
@@ -111,11 +112,19 @@ def code_hash(module: str, folder: str) -> str:
     """
     if (owner := installed(module)) is not None:
         return hashlib.sha256(f"{owner.version}{owner.read_text('RECORD')}".encode()).hexdigest()
+    root, files = own_files(module)
+    return files_hash(root, files) if files else "unknown"
+
+
+def own_files(module: str) -> tuple[Path, list[Path]]:
+    """Python files behind a top-level module that no distribution brings, and the folder that is searched for it."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        return "unknown"
+        return Path(), []
     origin = Path(spec.origin)
-    return files_hash(package_files(origin.parent) if spec.submodule_search_locations else local_modules(origin))
+    if spec.submodule_search_locations:
+        return origin.parents[1], package_files(origin.parent)
+    return origin.parent, local_modules(origin)
 
 
 def installed(module: str) -> Distribution | None:
@@ -162,11 +171,11 @@ def imported_names(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in names} - {""}
 
 
-def files_hash(files: Iterable[Path]) -> str:
-    """Of names and contents; names without the folders that differ between machines."""
+def files_hash(root: Path, files: Iterable[Path]) -> str:
+    """Of names below `root`, which may lie anywhere, and contents."""
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.parent.name}/{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+        digest.update(f"{file.relative_to(root)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 

@@ -26,7 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus, env_override
+from hydra.core.utils import JobReturn, JobStatus, env_override, setup_globals
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -147,34 +147,52 @@ class SweepTask:
     task: Callable[[DictConfig], Any]
 
     def __call__(self) -> Callable[[Job], Any]:
-        from schedlab.experiments.cli import show_warning
-
-        warnings.showwarning = show_warning
-        keep_traces(KEPT_TRACES)
-        os.environ["HYDRA_FULL_ERROR"] = "1"
+        set_up()
         Plugins.instance()
         GlobalHydra.instance().clear()
         GlobalHydra.instance().initialize(Hydra(task_name="schedlab", config_loader=self.loader))
         return partial(self.run, Composer(self.loader, self.master))
 
     def run(self, composer: Composer, job: Job) -> Any:
-        """What the task returns, after Hydra's own preparations: its config, folder and environment."""
         config, holder = composer.compose(job.overrides)
-        hydra = holder.hydra
-        HydraConfig.instance().cfg = holder  # type: ignore[assignment]
-        with open_dict(hydra):
-            hydra.job.num = hydra.job.id = job.number
-            hydra.sweep.dir = self.sweep
-            hydra.runtime.output_dir = os.path.abspath(os.path.join(self.sweep, hydra.sweep.subdir))
-        folder = Path(hydra.runtime.output_dir, hydra.output_subdir or "")
-        folder.mkdir(parents=True, exist_ok=True)
-        if hydra.output_subdir is not None:
-            write_whole(folder / "overrides.yaml", "".join(f"- {json.dumps(word)}\n" for word in hydra.overrides.task))
-        with env_override(hydra.job.env_set):
-            self.callbacks.on_job_start(config=config, task_function=self.task)
-            value = self.task(config)
-            self.callbacks.on_job_end(config=config, job_return=job_return(job, value))
+        prepare(job, holder, self.sweep)
+        self.callbacks.on_job_start(config=config, task_function=self.task)
+        value = execute(self.task, config, holder)
+        self.callbacks.on_job_end(config=config, job_return=job_return(job, value))
         return value
+
+
+def set_up() -> None:
+    """What a process needs that runs jobs only."""
+    from schedlab.experiments.cli import show_warning
+
+    warnings.showwarning = show_warning
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    setup_globals()
+    keep_traces(KEPT_TRACES)
+
+
+def prepare(job: Job, holder: DictConfig, sweep: str, name: str | None = None) -> Path:
+    """Note in Hydra's config which job this is; the folder it gets, which `name` may say instead of the config."""
+    hydra = holder.hydra
+    HydraConfig.instance().cfg = holder  # type: ignore[assignment]
+    with open_dict(hydra):
+        hydra.job.num = hydra.job.id = job.number
+        hydra.sweep.dir = sweep
+        hydra.runtime.output_dir = os.path.abspath(os.path.join(sweep, name or hydra.sweep.subdir))
+    return Path(hydra.runtime.output_dir)
+
+
+def execute(task: Callable[[DictConfig], Any], config: DictConfig, holder: DictConfig) -> Any:
+    """What the task returns, after Hydra's own preparations: its config, folder and environment."""
+    hydra = holder.hydra
+    HydraConfig.instance().cfg = holder  # type: ignore[assignment]
+    folder = Path(hydra.runtime.output_dir, hydra.output_subdir or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    if hydra.output_subdir is not None:
+        write_whole(folder / "overrides.yaml", "".join(f"- {json.dumps(word)}\n" for word in hydra.overrides.task))
+    with env_override(hydra.job.env_set):
+        return task(config)
 
 
 def job_return(job: Job, value: Any, error: Exception | None = None) -> JobReturn:

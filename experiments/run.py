@@ -23,6 +23,7 @@ from schedlab.experiments.api import Experiment
 from schedlab.experiments.checks import check_arguments
 from schedlab.experiments.identity import identity_of
 from schedlab.experiments.manifest import MANIFEST, write_manifest
+from schedlab.experiments.objective import Objective
 from schedlab.experiments.progress import progress
 from schedlab.experiments.table import SIDE_BY_SIDE, Comparison, headline
 from schedlab.experiments.tracking import Tracker, WandbConfig, start_tracker
@@ -55,30 +56,16 @@ def run_job(config: DictConfig) -> float | list[float] | None:
 
     Returns what `objective` asks for.
     """
-    directory, sweep = compose.output_directory(), compose.sweep_directory()
-    verb = ""
+    own, sweep = compose.output_directory(), compose.sweep_directory()
     try:
-        resolved = compose.resolve(config)
-        identity = identity_of(resolved)
-        if settings_of(config).resume:
-            directory = resume.folder_for(identity, directory, sweep)
-        with resume.claimed(directory):
-            if settings_of(config).resume and resume.is_done(directory, identity):
-                verb = "was finished, "
-            else:
-                if settings_of(config).resume and (changed := resume.outdated(directory, identity)):
-                    print(f"{directory.name}: run again, for {changed} changed")
-                resume.start_over(directory)
-                run_config(config, resolved, directory)
-                resume.mark_done(directory, identity)
+        directory, verb = made(config)
     except KeyboardInterrupt:
-        print(f"\ninterrupted: what was written can be read in {short(sweep or directory)}", file=sys.stderr)
+        print(f"\ninterrupted: what was written can be read in {short(sweep or own)}", file=sys.stderr)
         raise
     except Exception as error:
-        record_failure(directory, error)
         if sweep is None:
             raise
-        print(f"{directory.name}: failed: {compose.flat(error)}", file=sys.stderr)
+        print(f"{own.name}: failed: {compose.flat(error)}", file=sys.stderr)
         return None
     tables = read_run(directory)
     if sweep is None:
@@ -86,11 +73,40 @@ def run_job(config: DictConfig) -> float | list[float] | None:
         print(f"in {short(directory)}")
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
-    return None
+    return objective_of(config).of(tables.summary)
+
+
+def made(config: DictConfig) -> tuple[Path, str]:
+    """The directory of this run, and a word where it was there before. What raises is in its result too."""
+    directory = compose.output_directory()
+    try:
+        resolved, resumes = compose.resolve(config), settings_of(config).resume
+        identity = identity_of(resolved)
+        if resumes:
+            directory = resume.folder_for(identity, directory, compose.sweep_directory())
+        with resume.claimed(directory):
+            if resumes and resume.is_done(directory, identity):
+                return directory, "was finished, "
+            if resumes and (changed := resume.outdated(directory, identity)):
+                print(f"{directory.name}: run again, for {changed} changed")
+            resume.start_over(directory)
+            run_config(config, resolved, directory)
+            resume.mark_done(directory, identity)
+    except Exception as error:
+        record_failure(directory, error)
+        raise
+    return directory, ""
+
+
+def objective_of(config: DictConfig) -> Objective:
+    keys = compose.resolve(config.objective)
+    check_arguments("objective", keys, Objective)
+    return Objective(**keys)
 
 
 def run_config(config: DictConfig, resolved: Mapping[str, Any], directory: Path) -> RunTables:
     settings = settings_of(config)
+    objective_of(config)  # a mistake in it should cost no run
     experiment = experiment_of(config, resolved, settings)
     tracker = tracker_of(config, experiment, directory)
     try:
