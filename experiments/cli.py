@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schedlab.experiments import evidence, evidence_commands
+from schedlab.experiments.policy_cli import policies
 from schedlab.framework.errors import SchedlabError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
+app.add_typer(policies, name="policy")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
 evidence.add_to(app)
@@ -79,6 +81,14 @@ def fidelity(config: DictConfig) -> None:
     from schedlab.experiments.fidelity import fidelity_job
 
     fidelity_job(config)
+
+
+@takes_overrides
+def capacity(config: DictConfig) -> None:
+    """Find the highest rate at which policies meet their SLO, and draw goodput against rate."""
+    from schedlab.experiments.capacity import capacity_job
+
+    capacity_job(config)
 
 
 @app.command(context_settings=dict(FORWARDS), add_help_option=False)

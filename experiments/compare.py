@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedlab.experiments.bounds import TIGHT, Tightness, as_json, of_variants
 from schedlab.experiments.replicates import names_of
-from schedlab.experiments.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Run
+from schedlab.experiments.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run
 from schedlab.experiments.verdicts import Answer, Finding, Verdicts, better_when
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from schedlab.experiments.tracking import WandbConfig
 
+Bounds = Mapping[str, Sequence[Tightness]]
+"""How far the runs of each variant are from what no schedule could beat."""
 VERDICTS = "verdicts"
 HEADINGS = ("metric", "baseline", "variant", "change", "interval", "p", "p Holm", "verdict")
 LATENCIES = ("ttft/", "tpot/", "itl/", "e2e/", "queue/")
@@ -115,14 +118,42 @@ def gate_lines(verdicts: Verdicts) -> list[str]:
 # ---- terminal and Markdown ----
 
 
-def show(verdicts: Verdicts) -> None:
-    """Print the table of runs, then each question, then the gates."""
+def bound_rows(told: Bounds) -> list[list[str]]:
+    """A row a metric: the mean of its bounds, and how many times that each variant is."""
+    metrics = list(dict.fromkeys(found.metric for of in told.values() for found in of))
+    rows = []
+    for metric in metrics:
+        of = {name: next((found for found in founds if found.metric == metric), None) for name, founds in told.items()}
+        some = next(found for found in of.values() if found is not None)
+        sign = "above" if metric.startswith("throughput") else "below"
+        heading = f"{heading_text(metric)} {sign}{' (weak)' if some.weak else ''}"
+        rows.append([heading, value_text(metric, some.bound), *map(bound_text, of.values())])
+    return rows
+
+
+def bound_text(found: Tightness | None) -> str:
+    """How many times the bound, and in how many runs it is as good as met."""
+    if found is None:
+        return UNKNOWN
+    return f"{found.ratio:.2f}×" + (f" ({found.tight}/{found.runs} within {TIGHT:.0%})" if found.tight else "")
+
+
+def show(verdicts: Verdicts, told_bounds: Bounds | None = None) -> None:
+    """Print the table of runs, how far they are from their bounds, then each question, then the gates."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     if verdicts.comparison is not None:
         show_runs(verdicts.comparison, console)
+    if told_bounds:
+        bounded = Table("no schedule gives", box=None, pad_edge=False)
+        for name in ("bound", *told_bounds):
+            bounded.add_column(name, justify="right")
+        for line in bound_rows(told_bounds):
+            bounded.add_row(*line)
+        console.print()
+        console.print(bounded)
     for told in verdicts.answers:
         console.print(f"\n[bold]{told.name}[/bold]" if console.is_terminal else f"\n{told.name}")
         table = Table(box=None, pad_edge=False)
@@ -171,7 +202,7 @@ def replicates_of(comparison: Comparison) -> dict[str, list[Run]]:
     return dict(zip(names_of([dict(facts) for facts in groups]), groups.values(), strict=True))
 
 
-def mean_text(runs: Sequence[Run], figure: Any) -> str:
+def mean_text(runs: Sequence[Run], figure: Figure) -> str:
     values = [value for run in runs if (value := run.tables.summary.get(figure.key)) is not None]
     if not values:
         return UNKNOWN
@@ -179,9 +210,13 @@ def mean_text(runs: Sequence[Run], figure: Any) -> str:
     return figure.write(round(mean) if figure.format.endswith("d") else mean)
 
 
-def markdown(verdicts: Verdicts) -> str:
+def markdown(verdicts: Verdicts, told_bounds: Bounds | None = None) -> str:
     """The same without the table of runs, which comparison.md has."""
     parts = []
+    if told_bounds:
+        names = ["no schedule gives", "bound", *told_bounds]
+        lines = [names, ["---", *["---:"] * (len(names) - 1)], *bound_rows(told_bounds)]
+        parts.append("## Bounds\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines))
     for told in verdicts.answers:
         lines = [HEADINGS, ["---", *["---:"] * 6, "---"], *map(row, telling(told))]
         table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
@@ -194,11 +229,12 @@ def markdown(verdicts: Verdicts) -> str:
 # ---- files and Weights & Biases ----
 
 
-def write(verdicts: Verdicts, directory: Path) -> list[Path]:
+def write(verdicts: Verdicts, directory: Path, told_bounds: Bounds | None = None) -> list[Path]:
     """verdicts.json and verdicts.md."""
     paths = [directory / f"{VERDICTS}.json", directory / f"{VERDICTS}.md"]
-    paths[0].write_text(json.dumps(verdicts.as_json(), indent=1, allow_nan=False) + "\n")
-    paths[1].write_text(markdown(verdicts))
+    content = {**verdicts.as_json(), "bounds": as_json(told_bounds or {})}
+    paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    paths[1].write_text(markdown(verdicts, told_bounds))
     return paths
 
 
@@ -213,15 +249,15 @@ def wandb_settings(comparison: Comparison, directory: Path, mode: str | None) ->
     """Those of the runs, for a run of job type `compare` in their group; None where they report nowhere."""
     from schedlab.experiments.tracking import WandbConfig
 
-    told = next((run.manifest["config"]["wandb"] for run in comparison.runs if "wandb" in run.manifest.get("config", {})), None)
+    told = next((found for run in comparison.runs if (found := run.manifest.get("config", {}).get("wandb"))), None)
     if told is None and mode is None:
         return None
     known = {f.name for f in fields(WandbConfig)}
     keys = {key: value for key, value in (told or {}).items() if key in known}
     whole = directory.resolve()
-    group = keys.get("group") or f"{whole.parent.name}/{whole.name}"
-    keys |= {"group": group, "job_type": "compare", "name": f"compare-{whole.name}", "mode": mode or keys.get("mode", "offline")}
-    settings = WandbConfig(**keys)
+    keys["group"] = keys.get("group") or f"{whole.parent.name}/{whole.name}"
+    keys["mode"] = mode or keys.get("mode", "offline")
+    settings = WandbConfig(**keys | {"job_type": "compare", "name": f"compare-{whole.name}"})
     return None if settings.mode == "disabled" else settings
 
 
@@ -272,23 +308,30 @@ def log_table(run: Any, verdicts: Verdicts, directory: Path) -> None:
 
 
 def compare(
-    directories: Sequence[Path], *, form: str, out: Path | None, wandb_mode: str | None, options: Mapping[str, Any]
+    directories: Sequence[Path],
+    *,
+    form: str,
+    out: Path | None,
+    wandb_mode: str | None,
+    bounds: bool,
+    options: Mapping[str, Any],
 ) -> bool:
     """The command. Returns whether a gate found a regression."""
     from schedlab.experiments.verdicts import compare_runs
 
     verdicts = compare_runs(directories, **options)
+    assert verdicts.comparison is not None
+    told = of_variants(replicates_of(verdicts.comparison)) if bounds else {}
     if form == "json":
-        print(json.dumps(verdicts.as_json(), indent=1, allow_nan=False))
+        print(json.dumps({**verdicts.as_json(), "bounds": as_json(told)}, indent=1, allow_nan=False))
     elif form == "markdown":
-        print(markdown(verdicts), end="")
+        print(markdown(verdicts, told), end="")
     else:
-        show(verdicts)
+        show(verdicts, told)
     place = out or place_of(directories)
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-        write(verdicts, place)
-        assert verdicts.comparison is not None
+        write(verdicts, place, told)
         if settings := wandb_settings(verdicts.comparison, place, wandb_mode):
             report_to_wandb(verdicts, settings, place)
     return verdicts.regressed

@@ -99,6 +99,17 @@ def preset(group: str, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in keys.items()}
 
 
+def with_option(config: DictConfig, group: str, name: str) -> DictConfig:
+    """`config` with another option of a group, as it comes, in place of the one it has."""
+    try:
+        option = _compose(f"{group}/{name}")
+    except MissingConfigException:
+        option = compose([f"{group}={name}"])  # says which options there are
+    changed = OmegaConf.create({**config, group: None})
+    changed[group] = option[group]
+    return changed
+
+
 def resolve(config: DictConfig) -> dict[str, Any]:
     """Plain values, every interpolation done. ConfigError for a value that is still missing."""
     try:

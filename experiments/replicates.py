@@ -32,7 +32,7 @@ POLICY = "policy"
 
 
 def offered_hash(directory: Path) -> str:
-    """Equal for runs that were offered the same requests: times, lengths, what prompts share, who asks with what rights.
+    """Equal for runs that were offered the same requests: times, lengths, what prompts share, who asks how urgently.
 
     Names of requests, rows and sessions do not count, nor do SLO classes. A turn that follows another one arrives when
     the policy lets it and is left out: what it follows stands for it. ConfigError for a run without its workload.
@@ -82,7 +82,6 @@ class Labelled:
     run: Run
     facts: Mapping[str, str]
     offered: str
-
 
 
 @dataclass

@@ -195,16 +195,18 @@ def explained(variant: Variant, tried: bool) -> dict[str, Any]:
     """Parts of TTFT and TPOT in ms with their shares, and causes in words."""
     found = explain(variant.first.directory, tried)
     return {
-        "parts": {"TTFT": _parts(found.ttft), "TPOT": _parts(found.tpot)},
+        "parts": {"TTFT": _parts(found.ttft, found.slowest_ttft), "TPOT": _parts(found.tpot, found.slowest_tpot)},
         "time": {bound: share for bound, share in found.time.items() if share is not None},
         "causes": [" ".join(line.strip() for line in cause_lines(item)) for item in found.named],
         "requests": found.requests,
     }
 
 
-def _parts(parts: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    whole = sum(parts.values())
-    return [(SAID[name], value * 1e3, value / whole if whole else 0.0) for name, value in parts.items() if value]
+def _parts(parts: Mapping[str, float], slowest: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
+    """Words, mean ms, its share, and ms among the slowest."""
+    whole = sum(parts.values()) or 1.0
+    kept = [name for name in parts if parts[name] or slowest[name]]
+    return [(SAID[name], parts[name] * 1e3, parts[name] / whole, slowest[name] * 1e3) for name in kept]
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

@@ -56,8 +56,14 @@ def repeatable(config: Mapping[str, Any]) -> bool:
 
 
 def rerun(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes | None = None) -> RunTables:
-    """The tables of the run in `directory` with `changes`. ConfigError if the folder does not say how to repeat it."""
-    return experiment_again(directory, manifest, changes or Changes()).run()
+    """What the run in `directory` leaves with `changes`, its manifest too.
+
+    ConfigError if the folder does not say how to repeat it.
+    """
+    experiment = experiment_again(directory, manifest, changes or Changes())
+    tables = experiment.run()
+    tables.manifest = experiment.manifest()
+    return tables
 
 
 def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes) -> Experiment:
@@ -83,7 +89,7 @@ def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, change
         slo=compose.build_optional(node.slo, "slo"),
         predictor=compose.build_optional(node.predictor, "predictor"),
         **config["measure"],
-        config=config,
+        config=compose.resolve(node),
     )
 
 

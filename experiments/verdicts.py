@@ -205,7 +205,7 @@ def compare_runs(
     roots = list(dict.fromkeys(Path(directory) for directory in directories))
     found = {root: Comparison.read([root], required=True) for root in roots}
     runs = {root: comparison.runs for root, comparison in found.items()}
-    everything = Comparison(list({run.directory.resolve(): run for of_root in runs.values() for run in of_root}.values()))
+    everything = Comparison([run for of_root in runs.values() for run in of_root])
     asked, notes = questions(roots, runs, baseline)
     looked_at = tuple(dict.fromkeys((primary, *(SECONDARY if metrics is None else metrics))))
     answers = tuple(answer(question, looked_at, level) for question in asked)

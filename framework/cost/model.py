@@ -6,8 +6,9 @@ scheduler's own time is part of the modelled overhead, never measured. Imports n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -68,6 +69,12 @@ class CostExecutor:
         self._utilization = gpu_memory_utilization
         self._block_bytes = 0
         self._decode_costs: dict[int, DecodeCost] = {}
+
+    def use_rates(self, rates: Mapping[str, Mapping[str, Any]]) -> None:
+        """Charge what a run's manifest says that it charged (`expand.rates_of`), wherever that came from."""
+        self.coefficients = Coefficients(**rates["coefficients"])
+        self.explained = Coefficients(**rates["explained"])
+        self._decode_costs.clear()
 
     # ---- memory ----
 
@@ -163,7 +170,7 @@ class CostExecutor:
         work = (tokens, rows, decodes, prefills, pairs, keys, context, copied)
         compute, memory, overhead = self.explained.shares_ns(*work)
         total = compute + memory + overhead
-        if self.profile is not None:
+        if self.coefficients is not self.explained:
             total = sum(self.coefficients.shares_ns(*work))
         return StepResult(round(total), None, largest(compute, memory, total - compute - memory))
 

@@ -107,6 +107,7 @@ class ModelExecutor:
 
     def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
         """Reserve [layers, K and V, blocks, block_size, Hkv, D] on the device, and as much for the host's blocks."""
+        self._release()
         needed = (num_blocks + num_host_blocks) * self.block_bytes(block_size)
         blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks"
         self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need")
@@ -123,6 +124,13 @@ class ModelExecutor:
                 self._decoder, self._backend.kernels, self.kv_caches, self._device, max_num_seqs=max_num_seqs,
                 max_blocks=min(-(-self._max_model_len // block_size), num_blocks), recorder=self._recorder,
             )  # fmt: skip
+
+    def _release(self) -> None:
+        """Give back what an engine before this one was given."""
+        self._graphs, self.kv_caches = None, []
+        self._kv = self._host_kv = torch.empty(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def block_bytes(self, block_size: int) -> int:
         return block_size * 2 * self.config.num_hidden_layers * self.config.kv_size * self._dtype.itemsize
