@@ -135,23 +135,30 @@ class Attribution:
     gaps: np.ndarray
 
 
-def attribute(run: RunTables) -> Attribution:
-    """The parts of every latency of `run`, which must have its logs."""
-    past = histories(run)
+def attribute(run: RunTables, past: Histories | None = None) -> Attribution:
+    """The parts of every latency of `run`, which must have its logs; `past` saves reading them again."""
+    past = past or histories(run)
     rows = _StepParts.of(run, past, costs_of(run))
     ttft = np.array([_ttft(past, rows, history) for history in past.requests], dtype=np.int64).reshape(-1, 6)
     tpot = np.array([_tpot(past, rows, history) for history in past.requests], dtype=np.int64).reshape(-1, 5)
     output = run.requests["output_tokens"]
     served = np.isin(run.requests["status"], ["finished", "length_capped"])
-    first = ~np.isnan(run.requests["first_token_s"])
+    first, inside = ~np.isnan(run.requests["first_token_s"]), _inside(run)
     return Attribution(
         ttft=dict(zip(TTFT_PARTS, ttft.T, strict=True)),
         tpot=dict(zip(TPOT_PARTS, tpot.T[:4], strict=True)),
         weights=tpot[:, 4],
-        has_ttft=first & (served | np.isin(run.requests["status"], ["aborted"])),
-        has_tpot=served & (output > 1),
+        has_ttft=inside & first & (served | np.isin(run.requests["status"], ["aborted"])),
+        has_tpot=inside & served & (output > 1),
         gaps=np.maximum(output - 1, 0),
     )
+
+
+def _inside(run: RunTables) -> np.ndarray:
+    """bool [N]: arrived in the measured window."""
+    window, arrival = run.result["measurement"]["window"], run.requests["arrival_s"]
+    start, stop = window["start_s"], window["stop_s"]
+    return np.asarray((arrival >= (start or 0.0)) & (arrival < (np.inf if stop is None else stop)))
 
 
 @dataclass(frozen=True)
@@ -170,16 +177,14 @@ class _StepParts:
     def of(cls, run: RunTables, past: Histories, costs: StepCosts) -> _StepParts:
         steps, slot = run.steps, np.diff(past.slots.now_ns)
         prompts, decodes = steps["prefill_requests"] > 0, steps["decode_requests"] > 0
-        stalled = np.where(prompts & ~decodes, slot, 0)
-        weights = np.zeros_like(slot)
-        granted = _granted_context(past, len(slot))
-        for row in np.flatnonzero(decodes).tolist():
-            n, repeat, duration = (int(steps[name][row]) for name in ("decode_requests", "repeat", "duration_ns"))
-            alone = duration
-            if prompts[row]:
-                alone = min(costs.decodes_ns(row, n, int(steps["context_tokens"][row] - granted[row])), duration)
-                stalled[row] = duration - alone
-            weights[row] = min(costs.weights_ns(n) * repeat, alone)
+        alone, granted = steps["duration_ns"].copy(), _granted_context(past, len(slot))
+        for row in np.flatnonzero(prompts & decodes).tolist():
+            context = int(steps["context_tokens"][row] - granted[row])
+            alone[row] = min(costs.decodes_ns(row, int(steps["decode_requests"][row]), context), int(alone[row]))
+        stalled = np.where(decodes, steps["duration_ns"] - alone, np.where(prompts, slot, 0))
+        sizes, which = np.unique(steps["decode_requests"], return_inverse=True)
+        moved = np.array([costs.weights_ns(n) if n else 0 for n in sizes.tolist()], dtype=np.int64)[which]
+        weights = np.where(decodes, np.minimum(moved * steps["repeat"], alone), 0)
         idle = np.where(prompts | decodes, 0, slot)
         return cls(_running(stalled), _running(idle), _running(weights), costs)
 

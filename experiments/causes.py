@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from schedlab.experiments.attribution import Attribution, ModelledCosts, StepCosts, attribute, costs_of
+from schedlab.experiments.attribution import Attribution, StepCosts, attribute, costs_of
+from schedlab.experiments.history import histories
+from schedlab.experiments.narrower import tpot_with
 from schedlab.experiments.rerun import Changes, repeatable
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.roofline import attention_reach
@@ -46,13 +48,16 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Cause:
-    """`lost_s`: seconds of a mean request that it took; `share`: of the latency that `evidence` speaks of."""
+    """`lost_s`: seconds of a mean request that it took; `share`: of the latency that `evidence` speaks of.
+
+    `suggest` says what to change in a run like the one of a view; None where nothing can be.
+    """
 
     name: str
     share: float
     lost_s: float
     evidence: str
-    suggestion: Suggestion | None
+    suggest: Callable[[View], Suggestion | None]
 
 
 class View:
@@ -60,7 +65,8 @@ class View:
 
     def __init__(self, run: RunTables) -> None:
         self.run = run
-        self.parts: Attribution = attribute(run)
+        self.past = histories(run)
+        self.parts: Attribution = attribute(run, self.past)
         config = (run.manifest or {}).get("config", {})
         self.config: Mapping[str, Any] = config if repeatable(config) else {}
         self.limits: Mapping[str, Any] = (run.manifest or {}).get("engine", {})
@@ -75,21 +81,28 @@ class View:
     @cached_property
     def ttft(self) -> dict[str, float]:
         """Mean seconds of each part of TTFT."""
-        return {name: _mean(values[self.parts.has_ttft]) / NS for name, values in self.parts.ttft.items()}
+        return _means(self.parts.ttft, self.parts.has_ttft)
 
     @cached_property
     def tpot(self) -> dict[str, float]:
         """Mean seconds a token of each part of TPOT."""
-        return {name: self._per_token(values) for name, values in self.parts.tpot.items()}
+        return _means(self._a_token(self.parts.tpot), self.parts.has_tpot)
 
     @cached_property
     def weights(self) -> float:
         """Mean seconds a token of moving weights, a part of `decode`."""
-        return self._per_token(self.parts.weights)
+        return _means(self._a_token({"weights": self.parts.weights}), self.parts.has_tpot)["weights"]
 
-    def _per_token(self, values: np.ndarray) -> float:
-        counted = self.parts.has_tpot
-        return _mean(values[counted] / np.maximum(self.parts.gaps[counted], 1)) / NS
+    def slowest(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The parts of TTFT and of TPOT again, of the hundredth of the requests that has most of it."""
+        tpot = self._a_token(self.parts.tpot)
+        return (
+            _means(self.parts.ttft, _last_hundredth(self.parts.ttft, self.parts.has_ttft)),
+            _means(tpot, _last_hundredth(tpot, self.parts.has_tpot)),
+        )
+
+    def _a_token(self, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: values / np.maximum(self.parts.gaps, 1) for name, values in parts.items()}
 
     def lost(self, *values: np.ndarray) -> float:
         """Seconds of a mean request."""
@@ -124,6 +137,17 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
+def _means(parts: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, float]:
+    """Seconds."""
+    return {name: _mean(values[rows]) / NS for name, values in parts.items()}
+
+
+def _last_hundredth(parts: Mapping[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """bool [N]: those of `rows` whose sum is at or above the 99th percentile."""
+    whole = np.sum(list(parts.values()), axis=0)
+    return rows & (whole >= np.percentile(whole[rows], 99)) if rows.any() else rows
+
+
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
@@ -135,9 +159,9 @@ def queueing(view: View) -> Cause | None:
     share = _share(view.ttft["queue"], sum(view.ttft.values()))
     if share < DOMINATES:
         return None
-    words, limit = _what_holds_the_queue(view)
+    words, _ = _what_holds_the_queue(view)
     evidence = f"{share:.0%} of TTFT passes before a first grant, so faster prefill would leave it untouched; {words}"
-    return Cause("queueing", share, view.lost(view.parts.ttft["queue"]), evidence, _more_capacity(view, limit))
+    return Cause("queueing", share, view.lost(view.parts.ttft["queue"]), evidence, _more_capacity)
 
 
 def _what_holds_the_queue(view: View) -> tuple[str, str]:
@@ -153,7 +177,8 @@ def _what_holds_the_queue(view: View) -> tuple[str, str]:
     return f"KV blocks for one more prompt were missing in {blocks:.0%} of the time with a queue", "blocks"
 
 
-def _more_capacity(view: View, limit: str) -> Suggestion:
+def _more_capacity(view: View) -> Suggestion:
+    _, limit = _what_holds_the_queue(view)
     present, wait = view.summary("ttft/mean"), view.ttft["queue"]
     predicted = present - wait + _queue_with(view, replicas=2)
     words = "a second engine for every other request, or an admission limit that keeps what arrives at half of it"
@@ -196,7 +221,7 @@ def interference(view: View) -> Cause | None:
         f"{share:.0%} of TPOT is waiting for the prompts of others; the longest gap between two tokens is "
         f"{view.summary('itl/max') * 1e3:,.0f} ms where the median is {view.summary('itl/p50') * 1e3:,.1f} ms"
     )
-    return Cause("prefill interference", share, view.lost(view.parts.tpot["stalls"]), evidence, _smaller_chunks(view))
+    return Cause("prefill interference", share, view.lost(view.parts.tpot["stalls"]), evidence, _smaller_chunks)
 
 
 def _smaller_chunks(view: View) -> Suggestion:
@@ -247,28 +272,19 @@ def weights(view: View) -> Cause | None:
         f"{share:.0%} of TPOT is moving weights from memory, once a step for {view.summary('batch/requests_mean'):.0f} "
         f"requests"
     )
-    return Cause("weight movement", share, view.lost(view.parts.weights), evidence, _narrower_weights(view))
+    return Cause("weight movement", share, view.lost(view.parts.weights), evidence, _narrower_weights)
 
 
 def _narrower_weights(view: View) -> Suggestion | None:
     engine = view.config.get("engine", {})
     dtype = NARROWER.get(engine.get("weight_dtype", ""))
-    if dtype is None or not isinstance(view.costs, ModelledCosts):
+    if dtype is None:
         return None
     if dtype == "fp8" and "fp8" not in engine["hardware"]["peak_tflops"]:
         dtype = "int8"
-    present, rates = view.summary("tpot/mean"), view.costs.explained
-    saved = _weights_saved(engine, rates, dtype)
     words = f"engine.weight_dtype={dtype}, or a device with more memory bandwidth"
-    return Suggestion(words, Changes({"engine.weight_dtype": dtype}), "tpot/mean", present - view.weights * saved)
-
-
-def _weights_saved(engine: Mapping[str, Any], rates: Coefficients, dtype: str) -> float:
-    """The share of the time of moving weights that narrower projections save; the head stays as it is."""
-    from schedlab.framework.cost.roofline import BITS
-
-    projections = rates.weights_ns / (rates.weights_ns + rates.head_ns)
-    return projections * (1 - BITS[dtype] / BITS[engine["weight_dtype"]])
+    predicted = tpot_with(view.run, view.past, dtype, view.tpot, view.weights)
+    return Suggestion(words, Changes({"engine.weight_dtype": dtype}), "tpot/mean", predicted)
 
 
 # ---- preemption ----
@@ -286,7 +302,7 @@ def preemption(view: View) -> Cause | None:
         f"{summary['recomputed_tokens']:,} tokens were computed again"
     )
     lost = view.lost(view.parts.tpot["preemption"], view.parts.ttft["recompute"])
-    return Cause("preemption", max(of_ttft, of_tpot), lost, evidence, _more_blocks(view))
+    return Cause("preemption", max(of_ttft, of_tpot), lost, evidence, _more_blocks)
 
 
 def _more_blocks(view: View) -> Suggestion:

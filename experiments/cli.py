@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedlab.experiments import evidence, evidence_commands
+from schedlab.experiments import evidence, evidence_commands, reproduce
+from schedlab.experiments.policy_cli import policies
 from schedlab.framework.errors import SchedlabError
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
+app.add_typer(policies, name="policy")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
 evidence.add_to(app)
+reproduce.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -163,6 +166,21 @@ def synthesize(
     from schedlab.experiments import trace
 
     trace.synthesize(out, context.args, seed, to)
+
+
+@app.command()
+def bench(
+    policy: Annotated[list[str] | None, typer.Option(help="one to run; all that are installed, if left out")] = None,
+    traffic: Annotated[list[str] | None, typer.Option(help="chat, bursts, 'shared prefixes' or 'long prompts'")] = None,
+    out: Annotated[Path, typer.Option(help="where leaderboard.md and leaderboard.json go")] = Path("leaderboard"),
+    runs: Annotated[Path, typer.Option(help="the runs, which are made once")] = Path("outputs/bench"),
+    n_jobs: Annotated[int, typer.Option(help="processes; -1: as many as there are processors")] = -1,
+) -> None:
+    """Every policy on fixed cells of traffic, load and SLO: one normalised table."""
+    from schedlab.experiments.leaderboard import bench as run_bench
+    from schedlab.experiments.pool import cpus
+
+    run_bench(policy, traffic, out, runs, n_jobs if n_jobs > 0 else cpus())
 
 
 @app.command()

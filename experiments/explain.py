@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.attribution import TPOT_PARTS, TTFT_PARTS
-from schedlab.experiments.causes import ERROR, Cause, View, causes
+from schedlab.experiments.causes import ERROR, Cause, Suggestion, View, causes
 from schedlab.experiments.rerun import rerun
 from schedlab.experiments.table import Run
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -49,31 +49,45 @@ class Trial:
 
 @dataclass(frozen=True)
 class Named:
-    """A cause with the trial of its suggestion, if it was tried."""
+    """A cause, what it suggests, and the trial of that, if it was tried."""
 
     cause: Cause
-    trial: Trial | None
+    suggestion: Suggestion | None
+    trial: Trial | None = None
+
+    @property
+    def as_predicted(self) -> bool | None:
+        return self.trial.holds(self.suggestion.predicted) if self.trial and self.suggestion else None
+
+    def as_json(self) -> dict[str, Any]:
+        cause = {name: getattr(self.cause, name) for name in ("name", "share", "lost_s", "evidence")}
+        suggestion = asdict(self.suggestion) if self.suggestion else None
+        trial = asdict(self.trial) | {"as_predicted": self.as_predicted} if self.trial else None
+        return {**cause, "suggestion": suggestion, "trial": trial}
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Mean seconds of each part of TTFT and TPOT, time shares of the steps by bound, and the named causes."""
+    """Seconds of each part of TTFT and TPOT, time shares of the steps by bound, and the named causes.
+
+    The parts are means over all requests, and over the hundredth of them that has most of the latency.
+    """
 
     title: str
     requests: int
     ttft: Mapping[str, float]
     tpot: Mapping[str, float]
+    slowest_ttft: Mapping[str, float]
+    slowest_tpot: Mapping[str, float]
     weights: float
     time: Mapping[str, float | None]
     named: list[Named]
 
     def as_json(self) -> dict[str, Any]:
-        named = [
-            {**asdict(item.cause), "trial": asdict(item.trial) | {"as_predicted": _holds(item)} if item.trial else None}
-            for item in self.named
-        ]
+        named = [item.as_json() for item in self.named]
         head = {"title": self.title, "requests": self.requests, "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot)}
-        return {**head, "weights_s": self.weights, "time": dict(self.time), "error": ERROR, "causes": named}
+        tail = {"slowest_ttft_s": dict(self.slowest_ttft), "slowest_tpot_s": dict(self.slowest_tpot)}
+        return {**head, **tail, "weights_s": self.weights, "time": dict(self.time), "error": ERROR, "causes": named}
 
 
 def explain(directory: Path, tried: bool = True) -> Explanation:
@@ -84,12 +98,11 @@ def explain(directory: Path, tried: bool = True) -> Explanation:
     view = View(run)
     if not view.parts.has_ttft.any():
         raise ConfigError(f"{directory}: no request of the run had a first token; there is nothing to explain")
-    found = causes(view)
-    before = _virtual(view, directory) if tried and found else None
-    named = [Named(cause, _trial(cause, directory, before) if before else None) for cause in found]
+    named = _tried(directory, view) if tried else [Named(cause, cause.suggest(view)) for cause in causes(view)]
     time = {bound: run.summary[f"bound/{bound}"] for bound in ("compute", "memory", "overhead")}
     requests = int(view.parts.has_ttft.sum())
-    return Explanation(_title(Run(directory, run)), requests, view.ttft, view.tpot, view.weights, time, named)
+    title, tails = _title(Run(directory, run)), view.slowest()
+    return Explanation(title, requests, view.ttft, view.tpot, *tails, view.weights, time, named)
 
 
 def _title(run: Run) -> str:
@@ -100,32 +113,29 @@ def _title(run: Run) -> str:
 # ---- trials ----
 
 
-def _virtual(view: View, directory: Path) -> Mapping[str, Any] | SchedlabError:
-    """The summary that changes are compared with: the run's own, or that of its repetition on the virtual clock."""
-    if (view.run.manifest or {}).get("clock") == "virtual":
-        return view.run.summary
+def _tried(directory: Path, view: View) -> list[Named]:
+    """The causes of a run with their trials. What a real engine ran is first repeated on the virtual clock: suggestions
+    and predictions are for that run."""
+    found = causes(view)
+    if not found:
+        return []
+    manifest = view.run.manifest
     try:
-        return rerun(directory, view.run.manifest).summary
+        before = view if (manifest or {}).get("clock") == "virtual" else View(rerun(directory, manifest))
     except SchedlabError as error:
-        return error
+        return [Named(cause, cause.suggest(view), Trial(failed=str(error))) for cause in found]
+    suggested = [(cause, cause.suggest(before)) for cause in found]
+    return [Named(cause, suggestion, _trial(directory, before, suggestion)) for cause, suggestion in suggested]
 
 
-def _trial(cause: Cause, directory: Path, before: Mapping[str, Any] | SchedlabError) -> Trial | None:
-    if cause.suggestion is None:
+def _trial(directory: Path, before: View, suggestion: Suggestion | None) -> Trial | None:
+    if suggestion is None:
         return None
-    if isinstance(before, SchedlabError):
-        return Trial(failed=str(before))
-    manifest, metric = read_run(directory).manifest, cause.suggestion.metric
     try:
-        after = rerun(directory, manifest, cause.suggestion.changes)
+        after = rerun(directory, before.run.manifest, suggestion.changes)
     except SchedlabError as error:
         return Trial(failed=str(error))
-    return Trial(before[metric], after.summary[metric])
-
-
-def _holds(item: Named) -> bool | None:
-    suggestion = item.cause.suggestion
-    return item.trial.holds(suggestion.predicted) if item.trial and suggestion else None
+    return Trial(before.run.summary[suggestion.metric], after.summary[suggestion.metric])
 
 
 # ---- words ----
@@ -134,8 +144,8 @@ def _holds(item: Named) -> bool | None:
 def lines(explanation: Explanation) -> list[str]:
     """The explanation as text, a paragraph a line."""
     said = [f"{explanation.title}, {explanation.requests:,} requests", ""]
-    said += _parts("TTFT", explanation.ttft, TTFT_PARTS)
-    said += _parts("TPOT", explanation.tpot, TPOT_PARTS)
+    said += _parts("TTFT", explanation.ttft, explanation.slowest_ttft, TTFT_PARTS)
+    said += _parts("TPOT", explanation.tpot, explanation.slowest_tpot, TPOT_PARTS)
     if explanation.weights:
         said += [f"  of own decode, moving weights{explanation.weights * 1e3:10,.2f} ms", ""]
     if None not in explanation.time.values():
@@ -149,14 +159,17 @@ def lines(explanation: Explanation) -> list[str]:
     return said
 
 
-def _parts(metric: str, parts: Mapping[str, float], names: tuple[str, ...]) -> list[str]:
-    whole = sum(parts.values())
-    rows = [
-        f"  {SAID[name]:<48}{parts[name] * 1e3:10,.2f} ms{parts[name] / whole if whole else 0:7.1%}"
-        for name in names
-        if parts[name]
-    ]
-    return [f"{metric} {whole * 1e3:,.2f} ms on average", *rows, ""]
+def _parts(metric: str, parts: Mapping[str, float], slowest: Mapping[str, float], names: tuple[str, ...]) -> list[str]:
+    """A table: each part on average, and among the slowest."""
+    rows = [(SAID[name], parts[name], slowest[name]) for name in names if parts[name] or slowest[name]]
+    whole, tail = sum(parts.values()), sum(slowest.values())
+    said = [f"{metric:<46}{'mean':>13}{'slowest 1 %':>24}"]
+    said += [f"  {words:<44}{_cell(mean, whole)}  {_cell(part, tail)}" for words, mean, part in rows]
+    return [*said, f"  {'together':<44}{_cell(whole, whole)}  {_cell(tail, tail)}", ""]
+
+
+def _cell(seconds: float, whole: float) -> str:
+    return f"{seconds * 1e3:10,.2f} ms {seconds / whole if whole else 0:7.1%}"
 
 
 def _bound(bound: str) -> str:
@@ -165,7 +178,7 @@ def _bound(bound: str) -> str:
 
 def cause_lines(item: Named) -> list[str]:
     """A cause, its evidence, the suggestion and what it did."""
-    cause, suggestion = item.cause, item.cause.suggestion
+    cause, suggestion = item.cause, item.suggestion
     evidence = cause.evidence[:1].upper() + cause.evidence[1:]
     said = [f"{cause.name}: {cause.lost_s:,.3f} s of a mean request. {evidence}."]
     if suggestion is None:
@@ -175,7 +188,7 @@ def cause_lines(item: Named) -> list[str]:
 
 
 def _outcome(item: Named) -> str:
-    suggestion, trial = item.cause.suggestion, item.trial
+    suggestion, trial = item.suggestion, item.trial
     assert suggestion is not None
     predicted = suggestion.predicted
     if trial is None:

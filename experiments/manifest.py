@@ -13,9 +13,9 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ PACKAGES = ("numpy", "torch", "triton", "transformers", "safetensors", "hydra-co
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "PYTHONHASHSEED")
 NOT_OF_THE_RESULT = (
     "wandb", "progress", "plots", "timeline", "log_format", "resume", "objective", "roofline", "calibrate", "fidelity",
-    "capacity",
+    "check", "capacity",
 )  # fmt: skip
 """Top-level keys that change no number of a run, and so are not part of its hash."""
 
@@ -104,8 +104,24 @@ def source_of(policy: object) -> dict[str, Any]:
     except (OSError, TypeError):  # defined in a notebook or at a prompt
         facts["sha256"] = None
     if hasattr(cls, "__dataclass_fields__"):
-        facts["knobs"] = asdict(policy)  # type: ignore[call-overload]
+        facts["knobs"] = knobs_of(policy)
     return facts
+
+
+def knobs_of(policy: Any) -> dict[str, Any]:
+    """What a policy's constructor was given, as plain values; what is none by the dotted name of what it is."""
+    given = {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
+    return {
+        name: value if isinstance(value, (str, int, float, type(None))) else dotted(value)
+        for name, value in given.items()
+    }
+
+
+def dotted(value: Any) -> str:
+    """Module and name of a function or, for any other object, of its class."""
+    value = value.func if isinstance(value, partial) else value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 @lru_cache

@@ -56,30 +56,16 @@ def run_job(config: DictConfig) -> float | list[float] | None:
 
     Returns what `objective` asks for.
     """
-    directory, sweep = compose.output_directory(), compose.sweep_directory()
-    verb = ""
+    own, sweep = compose.output_directory(), compose.sweep_directory()
     try:
-        resolved = compose.resolve(config)
-        identity = identity_of(resolved)
-        if settings_of(config).resume:
-            directory = resume.folder_for(identity, directory, sweep)
-        with resume.claimed(directory):
-            if settings_of(config).resume and resume.is_done(directory, identity):
-                verb = "was finished, "
-            else:
-                if settings_of(config).resume and (changed := resume.outdated(directory, identity)):
-                    print(f"{directory.name}: run again, for {changed} changed")
-                resume.start_over(directory)
-                run_config(config, resolved, directory)
-                resume.mark_done(directory, identity)
+        directory, verb = made(config)
     except KeyboardInterrupt:
-        print(f"\ninterrupted: what was written can be read in {short(sweep or directory)}", file=sys.stderr)
+        print(f"\ninterrupted: what was written can be read in {short(sweep or own)}", file=sys.stderr)
         raise
     except Exception as error:
-        record_failure(directory, error)
         if sweep is None:
             raise
-        print(f"{directory.name}: failed: {compose.flat(error)}", file=sys.stderr)
+        print(f"{own.name}: failed: {compose.flat(error)}", file=sys.stderr)
         return None
     tables = read_run(directory)
     if sweep is None:
@@ -88,6 +74,28 @@ def run_job(config: DictConfig) -> float | list[float] | None:
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
     return objective_of(config).of(tables.summary)
+
+
+def made(config: DictConfig) -> tuple[Path, str]:
+    """The directory of this run, and a word where it was there before. What raises is in its result too."""
+    directory = compose.output_directory()
+    try:
+        resolved, resumes = compose.resolve(config), settings_of(config).resume
+        identity = identity_of(resolved)
+        if resumes:
+            directory = resume.folder_for(identity, directory, compose.sweep_directory())
+        with resume.claimed(directory):
+            if resumes and resume.is_done(directory, identity):
+                return directory, "was finished, "
+            if resumes and (changed := resume.outdated(directory, identity)):
+                print(f"{directory.name}: run again, for {changed} changed")
+            resume.start_over(directory)
+            run_config(config, resolved, directory)
+            resume.mark_done(directory, identity)
+    except Exception as error:
+        record_failure(directory, error)
+        raise
+    return directory, ""
 
 
 def objective_of(config: DictConfig) -> Objective:

@@ -32,9 +32,9 @@ class StepWork:
     streams: np.ndarray
 
 
-def works(run: RunTables, past: Histories) -> list[Work]:
-    """Of the first step of each row."""
-    steps, window = run.steps, None
+def works(run: RunTables, past: Histories, window: int | None = None) -> list[Work]:
+    """Of the first step of each row. Under a sliding `window` the decodes' keys are those of a window each."""
+    steps = run.steps
     grants: list[list[Work]] = [[] for _ in steps["index"]]
     context = steps["context_tokens"].copy()
     for history in past.requests:
@@ -43,6 +43,8 @@ def works(run: RunTables, past: Histories) -> list[Work]:
                 grants[row].append(Work.prefill(start, tokens, emits, window))
                 context[row] -= start + tokens
     decodes = steps["decode_requests"].tolist()
+    if window is not None:
+        context = np.minimum(context, window * steps["decode_requests"])
     return [
         Work.total(granted) + Work(n, n, n, decode_keys=keys)
         for granted, n, keys in zip(grants, decodes, context.tolist(), strict=True)
@@ -53,7 +55,7 @@ def step_work(run: RunTables, roofline: Roofline) -> StepWork:
     """FLOPs and bytes by `roofline`, seconds by the log."""
     steps = run.steps
     totals = []
-    for work in works(run, histories(run)):
+    for work in works(run, histories(run), roofline.model.sliding_window):
         parts = [part for part in roofline.parts(work) if part.route == "memory"]
         totals.append((sum(part.flops for part in parts), sum(part.bytes for part in parts)))
     flops, moved = np.array(totals, dtype=np.float64).reshape(-1, 2).T

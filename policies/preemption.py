@@ -6,7 +6,8 @@ Knows what a victim has computed and what an estimator says of it; picks no orde
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from schedlab.framework.cost.estimator import Estimator
@@ -44,17 +45,22 @@ class Preempting(Policy):
 
     preempt_mode: Literal["recompute", "swap", "auto"] = "recompute"
     estimator: Estimator | None = None
-    mode: Mode = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.preempt_mode == "auto":
-            if self.estimator is None:
-                raise ValueError("policy.preempt_mode: auto needs policy.estimator, found none")
-            self.mode = cheaper(self.estimator)
-        elif self.preempt_mode in ("recompute", "swap"):
-            self.mode = self.preempt_mode
-        else:
+        if self.preempt_mode not in ("recompute", "swap", "auto"):
             raise ValueError(f"policy.preempt_mode: expected recompute, swap or auto, found {self.preempt_mode}")
+        if self.preempt_mode == "auto" and self.estimator is None:
+            raise ValueError("policy.preempt_mode: auto needs policy.estimator, found none")
+        if self.preempt_mode != "auto":
+            self.estimator = None  # what is never asked makes no difference between two policies
+
+    @property
+    def mode(self) -> Mode:
+        """What the helpers of policies/common.py take."""
+        if self.preempt_mode != "auto":
+            return self.preempt_mode
+        assert self.estimator is not None
+        return cheaper(self.estimator)
 
 
 @dataclass(kw_only=True)
@@ -62,3 +68,8 @@ class ChoosingVictims(Preempting):
     """A policy whose order says nothing of whom to preempt: `victim` is a rule of policies/victims.py or your own."""
 
     victim: Victims = newest
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.victim, partial) and not (self.victim.args or self.victim.keywords):
+            self.victim = self.victim.func  # as a configuration hands over a function

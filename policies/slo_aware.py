@@ -38,7 +38,9 @@ class SLOAware(ChoosingVictims):
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        estimator = self.estimator
         super().__post_init__()
+        self.estimator = estimator  # asked in any mode
         check_chunk(self.chunk_size)
         if not (self.min_chunk >= 1 and self.patience_s > 0):
             raise ValueError(

@@ -6,8 +6,10 @@ shows in `batch/idle_slot_share`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import ClassVar
 
 from schedlab.framework.request import Request
 from schedlab.framework.step import Step
@@ -25,6 +27,8 @@ class StaticBatching(Preempting):
     Memory is reserved for prompt + `max_tokens` of each, as far as the pool goes: cap it by `workload.max_tokens`, or a
     replay reserves up to the model's limit. A request that no reservation can serve is a batch of its own.
     """
+
+    unbounded: ClassVar[Mapping[str, str]] = {"waiting": "a batch ends with the longest of its answers"}
 
     batch_size: int = 32
     _batch: list[Request] = field(default_factory=list, init=False, repr=False)

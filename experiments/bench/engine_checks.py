@@ -154,7 +154,8 @@ def decode_ms(device: Device, *, eager: bool = False, chain: int = 1) -> float:
     extent = extents(device)
     prompt = extent.trace[2]
     requests = [_request(i, 0, list(range(3, 3 + prompt)), extent.output) for i in range(extent.batch)]
-    roomy = replace(extent.limits, num_blocks=4 * extent.batch * (prompt + extent.output), max_chained_steps=chain)
+    blocks = extent.batch * -(-(prompt + extent.output) // extent.limits.block_size)
+    roomy = replace(extent.limits, num_blocks=blocks, max_chained_steps=chain)
     _, run = served(device, FCFS(), requests, limits=roomy, eager=eager)
     decodes = (run.steps["decode_requests"] == extent.batch) & (run.steps["repeat"] == chain)
     return float(np.median(run.steps["duration_ns"][decodes])) / 1e6 / chain

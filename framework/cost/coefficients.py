@@ -36,7 +36,8 @@ class Coefficients:
     key_ns, pair_ns, pair_ridge              prefill attention: per key, per pair beyond `pair_ridge` pairs a key
     decode_key_ns    each key that decodes read; `decode_computes`: bound by compute, not memory
     copy_ns, copied_byte_ns                  block copies: latency, per byte
-    host_ns, host_request_ns   of step_ns and request_ns, what a chain of steps takes once: the host and the scheduler
+    host_ns, host_request_ns   of step_ns and request_ns, what a chain of steps takes once: the host and the scheduler;
+                               0 in a measured profile, which cannot tell them apart
     """
 
     idle_ns: float = 0.0
@@ -159,7 +160,7 @@ class DecodeCost:
         base = sum(coefficients.shares_ns(n, n, n, 0, 0, 0, 0, 0))
         compute, memory, _ = explained.shares_ns(n, n, n, 0, 0, 0, 0, 0)
         self.base = round(base * _ONE) + _HALF
-        host = min(explained.host_ns + explained.host_request_ns * n, max(base - compute - memory, 0.0))
+        host = min(coefficients.host_ns + coefficients.host_request_ns * n, max(base - compute - memory, 0.0))
         self.further = round((base - host) * _ONE) + _HALF
         self.slope = round(coefficients.decode_key_ns * _ONE)
         rate = explained.decode_key_ns

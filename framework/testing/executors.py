@@ -39,6 +39,18 @@ class ScriptedExecutor:
         return StepResult(round(ms * MS))
 
 
+class PacedExecutor(ScriptedExecutor):
+    """`step_ns` a step and `token_ns` a token, and nothing else."""
+
+    def __init__(self, step_ns: int, token_ns: int) -> None:
+        super().__init__(0)
+        self.step_ns = step_ns
+        self.token_ns = token_ns
+
+    def execute(self, batch: Batch) -> StepResult:
+        return StepResult(self.step_ns + self.token_ns * (batch.prefill_tokens + len(batch.decodes)))
+
+
 class StandingCost:
     """`(base + slope * context) >> shift` ns of a step; bound by memory from `turn` tokens of context on."""
 

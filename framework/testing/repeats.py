@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
 UNAUDITED: dict[str, Any] = {"audit_every": 1 << 60}
 SEEDS = ("1", "2")
 """Values of PYTHONHASHSEED for other processes."""
-NAMES = ("q", "k7", "zz")
+NAMES = ("q", "zz")
 """Put before every request's and client's name: another hash of each, and the same order among them."""
 
 

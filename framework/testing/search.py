@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import HealthCheck, Phase, find, settings
@@ -23,14 +23,15 @@ class OutOfTimeError(BaseException):
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look: seconds of CPU time or a number of cases, whichever comes first; as long again to shrink."""
+    """How long to look: seconds of CPU time or a number of cases, whichever comes first, and how long to shrink."""
 
     seconds: float
     cases: int
     seed: int = 0
+    shrink_s: float = 5.0
 
     def share(self, part: float) -> Effort:
-        return Effort(self.seconds * part, max(1, round(self.cases * part)), self.seed)
+        return replace(self, seconds=self.seconds * part, cases=max(1, round(self.cases * part)))
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Search:
         if violation.name not in self.wanted:
             return False
         if self.violation is None:
-            self._ends = time.process_time() + max(self.effort.seconds, 5.0)
+            self._ends = time.process_time() + self.effort.shrink_s
         elif violation.name != self.violation.name:  # shrink to one fault, not from one to another
             return False
         if self.found is None or case.size <= self.found.size:

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 from schedlab.framework.engine import Engine
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.request import EngineRequest
-from schedlab.framework.stub import StubExecutor
 from schedlab.framework.testing.case import Guess, Subject, Violation, blame
+from schedlab.framework.testing.executors import PacedExecutor
 from schedlab.framework.testing.harness import Spec, engine_for
 
 MS = 1_000_000
 STEP_NS, TOKEN_NS = 20 * MS, MS // 10
 """A step of 20 ms and 0.1 ms a token: a large model on one accelerator, so that seconds mean what they do there."""
-HORIZON = 1500
-"""Steps after which a victim counts as starved; about half a minute."""
+HORIZON = 4500
+"""Steps after which a victim counts as starved, about 100 s; a decode counts as stalled after a tenth of them."""
 ROOMY = EngineConfig(
     num_blocks=200, max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=64, block_size=8, audit_every=1 << 60
 )
@@ -63,9 +63,7 @@ WAITING: dict[str, Load] = {
     "a client that has had much among others": Load(
         hot(), victim(client="heavy"), before=tuple(Spec(f"b{i}", 0, 64, 8, client="heavy") for i in range(12))
     ),
-    "beside endless answers, with room": Load(
-        hot(16, 2000), victim(16, 2), depth=3, engine={"num_blocks": 2000, "max_model_len": 4096}
-    ),
+    "beside endless answers, with room": Load(hot(16, 5000), victim(16, 2), depth=3, engine={"num_blocks": 6000}),
 }
 GAPS: dict[str, Load] = {
     "one prompt of the whole budget after another": Load(hot(64, 1), victim(16, 50), depth=4),
@@ -165,7 +163,7 @@ def _gap(subject: Subject, load: Load, name: str) -> Wait:
             last, since, begun = had, engine.num_steps, engine.now_ns
         if source.victim.finished_ns is not None:
             return worst
-        if last and steps > HORIZON // 3:
+        if last and steps > HORIZON // 10:
             raise Violation("gap", f"{name}: the next token of one who decodes took more than {steps} steps")
     return worst
 
@@ -173,10 +171,9 @@ def _gap(subject: Subject, load: Load, name: str) -> Wait:
 def _started(subject: Subject, load: Load) -> tuple[Steady, Engine]:
     """An engine under this load, at the boundary before which the victim arrives."""
     source = Steady(load)
-    executor = StubExecutor(step_ns=STEP_NS, token_ns=TOKEN_NS)
     config = replace(ROOMY, **load.engine)
     with blame():
-        engine = engine_for(subject.make(), source, config, executor, Guess())
+        engine = engine_for(subject.make(), source, config, PacedExecutor(STEP_NS, TOKEN_NS), Guess())
         while engine.now_ns < START:
             engine.step()
     return source, engine

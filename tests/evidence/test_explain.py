@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from planted import PLANTED, balanced, run_planted
@@ -29,7 +30,7 @@ def check(name: str, seed: int, directory) -> None:
     found = explain(run_planted(PLANTED[name], seed, directory))
     first = found.named[0]
     assert first.cause.name == name
-    assert first.trial.holds(first.cause.suggestion.predicted), (first.trial, first.cause.suggestion)
+    assert first.as_predicted, (first.trial, first.suggestion)
     assert first.trial.after < (1 - ERROR) * first.trial.before
 
 
@@ -67,14 +68,41 @@ def test_a_run_repeats_itself_from_its_folder(tmp_path):
     assert half.summary["requests/offered"] == -(-run.summary["requests/offered"] // 2)
 
 
+def test_conversations_as_a_client_sees_them_repeat_too(tmp_path):
+    """Turns that wait for the one before, hits, measured stages; of two replicas each session has one."""
+
+    def conversations(draw):
+        return {"observed_at.preparation.constant_s": 0.02, "observed_at.delivery.jitter_s": 0.01}
+
+    words = ("workload=conversations", "workload.num_sessions=40", "policy=prefix_reuse", "observed_at=client")
+    run = read_run(run_planted(conversations, 0, tmp_path, *words))
+    again = rerun(tmp_path, run.manifest)
+    assert run.summary["prefix/hit_rate"] > 0 and again.digest == run.digest and again.summary == run.summary
+    half = rerun(tmp_path, run.manifest, Changes(replicas=2)).requests
+    sessions = [set(half["session"]), set(run.requests["session"])]
+    assert sessions[0] < sessions[1] and abs(2 * len(sessions[0]) - len(sessions[1])) <= 1
+
+
 def test_words_and_json_say_the_same(tmp_path):
     found = explain(run_planted(PLANTED["prefill interference"], 0, tmp_path), tried=False)
     said, data = "\n".join(lines(found)), json.loads(json.dumps(found.as_json()))
     summary = read_run(tmp_path).summary
     assert sum(data["ttft_s"].values()) == pytest.approx(summary["ttft/mean"])
     assert sum(data["tpot_s"].values()) == pytest.approx(summary["tpot/mean"])
-    assert f"TTFT {summary['ttft/mean'] * 1e3:,.2f} ms" in said and f"TPOT {summary['tpot/mean'] * 1e3:,.2f} ms" in said
+    for metric in ("ttft", "tpot"):
+        assert re.search(rf"together +{summary[f'{metric}/mean'] * 1e3:,.2f} ms  100.0%", said)
+        assert sum(data[f"slowest_{metric}_s"].values()) >= summary[f"{metric}/p99"] * (1 - 1e-9)
     assert data["causes"][0]["trial"] is None and "Predicted: itl/p99" in said
+
+
+def test_a_measured_window_is_that_of_the_summary(tmp_path):
+    def windowed(draw):
+        return {"measure.start_s": 2.0, "measure.stop_s": 6.0, "workload.num_requests": 80}
+
+    found = explain(run_planted(windowed, 0, tmp_path), tried=False)
+    summary = read_run(tmp_path).summary
+    assert sum(found.ttft.values()) == pytest.approx(summary["ttft/mean"])
+    assert sum(found.tpot.values()) == pytest.approx(summary["tpot/mean"])
 
 
 def test_a_run_without_logs_is_refused_by_name(tmp_path):

@@ -102,8 +102,8 @@ def test_a_yaml_in_the_current_folder_is_an_option(schedlab, mine):
     done = schedlab("run", *QUICK, "policy=mine")
     assert done.code == 0, done.err
     assert json.loads((only("outputs/*/*") / "manifest.json").read_text())["policy"]["knobs"] == {
-        "preempt_mode": "swap"
-    }
+        "preempt_mode": "swap", "estimator": None, "victim": "schedlab.policies.victims.newest",
+    }  # fmt: skip
 
 
 def test_a_yaml_here_that_schedlab_has_too_is_told(schedlab):
@@ -132,7 +132,7 @@ def test_help_is_no_error(schedlab, words):
 
 
 def test_help_of_run_lists_the_groups(schedlab):
-    assert "policy: chunked_prefill, custom, decode_priority, fcfs" in schedlab("run", "--help").out
+    assert "policy: chunked_prefill, custom, decode_priority, edf, fair, fcfs" in schedlab("run", "--help").out
 
 
 # ---- mistakes ----

@@ -1,92 +1,78 @@
-"""From a sweep to a verdict on the command line, and what Weights & Biases is told of it."""
+"""timeline, explain and report as commands: what they print, what they leave, and their errors in one line."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
-
-QUICK = (
-    "engine=virtual", "model=llama3.1-8b", "hardware=h100", "workload=common_work", "workload.num_requests=40",
-    "workload.rate=20", "plots=false", "progress=false",
-)  # fmt: skip
+SHORT = ("plots=false", "progress=false", "workload.max_requests=12")
+QUICK = ("run", "wandb.mode=disabled", "hydra.run.dir=here", *SHORT)
+MODELLED = ("engine=virtual", "model=llama3.1-8b")
 
 
-def sweep(schedlab, *words: str) -> None:
-    seeds = ("policy=fcfs,chunked_prefill", "seed=1,2,3")
-    done = schedlab("run", "-m", *seeds, "wandb.mode=disabled", *(words or QUICK), "hydra.sweep.dir=sweep")
-    assert done.code == 0, done.err
+def test_a_run_of_moderate_length_leaves_its_timeline(schedlab, workspace):
+    assert schedlab(*QUICK, "engine=stub").code == 0
+    assert json.loads((workspace / "here/timeline.json").read_text())["traceEvents"]
+    (workspace / "here/timeline.json").unlink()
+    assert schedlab(*QUICK, "engine=stub", "timeline=0").code == 0
+    assert not (workspace / "here/timeline.json").exists()
 
 
-def check_wandb(schedlab, workspace):
-    """One run of job type `compare` in the sweep's group, with every finding."""
-    done = schedlab("compare", "sweep", "--wandb", "offline")
-    assert done.code == 0 and not done.err, done.err
-    (directory,) = (workspace / "sweep" / "wandb").glob("offline-run-*")
-
-    def inspect(*options: str) -> str:
-        words = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *options, str(directory)]
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    record = next(r["run"] for r in map(json.loads, inspect().splitlines()) if r["type"] == "run")
-    assert record["job_type"] == "compare" and record["run_group"] == f"{workspace.name}/sweep"
-    summary = json.loads(inspect("--summary"))["summary"]
-    told = json.loads((workspace / "sweep" / "verdicts.json").read_text())["answers"][0]
-    for found in told["findings"]:
-        key = f"chunked_prefill against fcfs/{found['metric']}"
-        assert summary[f"{key}/verdict"] == found["verdict"]
-        assert summary[f"{key}/change"] == pytest.approx(found["change"])
-    assert any(Path(workspace / "sweep" / "wandb").rglob("verdicts*"))
+def test_a_window_of_a_run(schedlab, workspace):
+    assert schedlab(*QUICK, "engine=stub", "timeline=0").code == 0
+    done = schedlab("timeline", "here", "--stop", "0.5", "--out", "part.json")
+    count = len(json.loads((workspace / "part.json").read_text())["traceEvents"])
+    assert done.code == 0 and f"{count} events in part.json" in done.out
+    wrong = schedlab("timeline", "here", "--start", "2", "--stop", "1")
+    assert wrong.code == 2 and "expected 0 <= start < stop" in wrong.err and len(wrong.err.splitlines()) == 1
 
 
-def test_from_a_sweep_to_a_verdict(schedlab, workspace):
-    sweep(schedlab)
-    done = schedlab("compare", "sweep", "--baseline", "fcfs", "--primary", "itl/p99", "--gate", "ttft/mean +1%")
-    assert done.code == 1, done.out + done.err
-    assert "chunked_prefill against fcfs" in done.out
-    assert "no schedule gives" in done.out and "gate ttft/mean +1%: chunked_prefill against fcfs: regressed" in done.out
-    told = json.loads((workspace / "sweep" / "verdicts.json").read_text())
-    (answer,) = told["answers"]
-    primary = answer["findings"][0]
-    assert answer["pairs"] == 3 and primary["metric"] == "itl/p99" and primary["verdict"] == "better"
-    assert {bound["metric"] for bound in told["bounds"]["fcfs"]} >= {"ttft/mean", "e2e/mean"}
-    assert all(bound["ratio"] >= 1 for bound in told["bounds"]["fcfs"] if not bound["metric"].startswith("throughput"))
-    assert "# Verdicts" in (workspace / "sweep" / "verdicts.md").read_text()
-    assert not (workspace / "sweep" / "wandb").exists()
+def test_a_run_is_explained_in_words_and_in_json(schedlab):
+    assert schedlab(*QUICK, *MODELLED).code == 0
+    told = schedlab("explain", "here")
+    assert told.code == 0 and "own prefill" in told.out and "weight movement" in told.out and "as predicted" in told.out
+    data = json.loads(schedlab("explain", "here", "--format", "json", "--no-try").out)
+    assert data["causes"][0]["name"] == "weight movement" and data["causes"][0]["trial"] is None
+    assert schedlab("explain", "here", "--format", "xml").code == 2
 
-    wide = schedlab(
-        "compare", "sweep", "--gate", "ttft/mean +900%", "--format", "json", "--no-bounds", "--metric", "e2e/mean"
+
+def test_a_run_is_reported_on(schedlab, workspace):
+    assert schedlab(*QUICK, *MODELLED).code == 0
+    done = schedlab("report", "here", "--no-try", "--out", "there.html")
+    assert done.code == 0 and "there.html, and 14 pictures in plots" in done.out
+    assert "Where the time went" in (workspace / "there.html").read_text()
+
+
+def test_a_run_without_logs_is_refused(schedlab):
+    assert schedlab(*QUICK, "engine=stub", "record=summary").code == 0
+    for command in ("timeline", "explain", "report"):
+        done = schedlab(command, "here")
+        assert done.code == 2 and "record=full" in done.err and len(done.err.splitlines()) == 1
+        assert schedlab(command, "nowhere").code == 2
+
+
+def test_logs_of_another_version_are_named(schedlab, workspace):
+    import gzip
+
+    assert schedlab(*QUICK, "engine=stub").code == 0
+    path = workspace / "here/decisions.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).replace(b'"starts":', b'"begins":')
+    path.write_bytes(gzip.compress(lines))
+    done = schedlab("explain", "here")
+    assert done.code == 2 and "decisions.jsonl.gz: rows have no 'starts'; another version" in done.err
+
+
+def test_a_run_that_failed_leaves_a_timeline_as_far_as_it_came(schedlab, workspace):
+    (workspace / "mine.py").write_text(
+        "from schedlab.policies.fcfs import FCFS\n\n\n"
+        "class Breaks(FCFS):\n"
+        "    def schedule(self, step):\n"
+        "        if step.now > 0.2:\n"
+        "            raise RuntimeError('enough')\n"
+        "        super().schedule(step)\n"
     )
-    assert wide.code == 0 and len(json.loads(wide.out)["answers"][0]["findings"]) == 2
-    assert schedlab("compare", "sweep", "--gate", "ttft +5%").code == 2
-    assert schedlab("compare", "sweep", "--level", "2").code == 2
-    assert "expected one of terminal" in schedlab("compare", "sweep", "--format", "pdf").err
-    check_wandb(schedlab, workspace)
-
-
-def test_seeds_that_change_nothing_are_no_replicates(schedlab):
-    """Constant arrivals of constant lengths: three seeds, one sample."""
-    constant = (
-        "engine=virtual", "model=llama3.1-8b", "hardware=h100", "workload=poisson", "workload.num_requests=20",
-        "workload.arrivals._target_=schedlab.workloads.arrivals.Constant",
-        "workload.lengths.prompt=[100,100]", "workload.lengths.output=[20,20]", "plots=false", "progress=false",
-    )  # fmt: skip
-    sweep(schedlab, *constant)
-    done = schedlab("compare", "sweep", "--gate", "ttft/mean +1%")
-    assert done.code == 0 and "no interval: the 3 replicates are copies" in done.out, done.out
-
-
-def test_a_capacity_study(schedlab, workspace):
-    words = ("engine=virtual", "model=llama3.1-8b", "hardware=a100", "workload=common_work", "workload.num_requests=30")
-    options = ("capacity.policies=[fcfs,decode_priority]", "capacity.replicates=2", "capacity.points=2")
-    done = schedlab("capacity", *words, *options, "capacity.resolution=0.1", "slo=chatbot", "hydra.run.dir=out")
-    assert done.code == 0, done.err
-    assert "capacity req/s" in done.out and "the highest rate at which 90% of the requests meet SLO chatbot" in done.out
-    told = json.loads((workspace / "out" / "capacity.json").read_text())
-    assert [one["policy"] for one in told["capacities"]] == ["fcfs", "decode_priority"]
-    assert (workspace / "out" / "plots" / "capacity.png").exists()
-    refused = schedlab("capacity", *words, "slo=none")
-    assert refused.code == 2 and "expected an SLO class with a limit" in refused.err
+    failed = schedlab(*QUICK, "engine=stub", "policy=custom", "policy._target_=mine.Breaks")
+    assert failed.code == 2 and "enough" in failed.err
+    assert schedlab("timeline", "here").code == 0
+    assert json.loads((workspace / "here/timeline.json").read_text())["traceEvents"]
+    told = schedlab("explain", "here")
+    assert told.code == 2 and "the run is failed; expected a finished one" in told.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,12 @@ def test_slurm_gets_an_array_of_jobs(workspace):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    try:
-        process.wait(timeout=15)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    until = time.monotonic() + 90
+    while not (workspace / "script").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.kill()
     said = process.communicate()[0].decode()
     script = (workspace / "script").read_text() if (workspace / "script").exists() else said
-    for line in ("--partition=gpus", "--array=0-1%2", "--cpus-per-task=2", "--mem=8GB", "--time=60", "--requeue"):
+    for line in ("--partition=gpus", "--array=0-1%2", "--cpus-per-task=2", "--mem=8GB", "--time=60", "--signal=USR2@120"):
         assert line in script, script

@@ -127,7 +127,8 @@ def test_jobs_of_a_killed_node_run_elsewhere(workspace, nodes):
     words = [
         *QUICK, "policy=custom", "policy._target_=mine.Slow", "seed=range(6)", "workload=trace",
         "workload.path=trace.jsonl.gz", "workload.format=mooncake", "workload.block_size=16",
-        "workload.max_requests=8", "hydra/launcher=ray", f"hydra.launcher.address={address}", "hydra.sweep.dir=s", "resume=true",
+        "workload.max_requests=8", "hydra/launcher=ray", f"hydra.launcher.address={address}",
+        "hydra.sweep.dir=s", "resume=true",
     ]  # fmt: skip
     command = [sys.executable, "-m", "schedlab", "run", "-m", *words]
     sweep = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,5 +1,8 @@
 """Padded decode steps, called as they are: the tokens of the steps as they come, recorded once, without the host."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -133,11 +136,8 @@ def test_a_size_holds_every_batch_and_wastes_less_than_half(most):
 FORBIDDEN = ("item", "cpu", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 
 
-def test_a_step_asks_the_device_nothing(weights, monkeypatch):
-    """What waits for a device raises while a step runs, as it would within a capture. The host's own kernels, which do
-    look at lengths, are left out: attention is replaced by zeros."""
-    made = pages(weights)
-    executor = made.executor
+def without_lengths(executor, monkeypatch):
+    """The host's own kernels look at lengths, a GPU's do not: here attention is zeros. Returns the kernels."""
     still = executor._backend.kernels._replace(
         decode_attention=lambda q, *given, out, **more: out.zero_(),
         rope_kv_write=lambda q, *given: q.contiguous(),
@@ -146,11 +146,20 @@ def test_a_step_asks_the_device_nothing(weights, monkeypatch):
     monkeypatch.setattr(executor._decoder, "_kernels", still)
     for layer in executor._decoder._layers:
         monkeypatch.setattr(layer, "_kernels", still)
+    return still
+
+
+def refuse(*given, **more):
+    raise AssertionError("the host waited for the device")
+
+
+def test_a_step_asks_the_device_nothing(weights, monkeypatch):
+    """What waits for a device raises while a step runs, as it would within a capture."""
+    made = pages(weights)
+    executor = made.executor
+    still = without_lengths(executor, monkeypatch)
     step = PaddedDecode(4, 20, executor._decoder, still, executor.kv_caches, torch.device("cpu"))
     step.load(made.inputs([(s, 1) for s in decoding_inputs(made)]), 1, 0)
-
-    def refuse(*given, **more):
-        raise AssertionError("the host waited for the device")
 
     for name in FORBIDDEN:
         monkeypatch.setattr(torch.Tensor, name, refuse)
@@ -160,6 +169,28 @@ def test_a_step_asks_the_device_nothing(weights, monkeypatch):
         step.step()
         with pytest.raises(AssertionError, match="waited"):
             step.drawn_N.tolist()
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_batch_waits_for_the_device_once(steps, weights, monkeypatch):
+    """For the tokens; a chain as well."""
+    made = pages(weights)
+    still = without_lengths(made.executor, monkeypatch)
+    graphs = DecodeGraphs(
+        made.executor._decoder, still, made.executor.kv_caches, torch.device("cpu"), max_num_seqs=4, max_blocks=20,
+        recorder=called,
+    )  # fmt: skip
+    monkeypatch.setattr(made.executor, "_graphs", graphs)
+    sequences = decoding_inputs(made)
+    for sequence in sequences:
+        made._grow(sequence, sequence.computed + steps)
+    batch = Batch(inputs=made.inputs([(s, 1) for s in sequences]), steps=steps)
+    waits, cpu = [], torch.Tensor.cpu
+    for name in set(FORBIDDEN) - {"numpy"}:
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (waits.append(tensor.shape), cpu(tensor))[1])
+    result = made.executor.execute(batch)
+    assert waits == [(3, steps)] and result.tokens.shape == (3, steps)
 
 
 def decoding_inputs(made):
@@ -272,3 +303,48 @@ def test_graphs_are_recorded_from_the_largest_on(weights):
         max_blocks=4, recorder=recording,
     )  # fmt: skip
     assert recording.recorded == [6, 4, 2, 1]
+
+
+# -- the whole engine -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fcfs", "prefix_reuse"])
+def test_the_engine_generates_the_same_tokens_padded_and_chained(name, weights):
+    from schedlab.framework.testing.harness import Spec, run
+    from schedlab.policies.fcfs import FCFS
+    from schedlab.policies.prefix_reuse import PrefixReuse
+
+    make = {"fcfs": FCFS, "prefix_reuse": lambda: PrefixReuse(chunk_size=24)}[name]
+    ids = [(0, 1, 2 + i, 20 + i, 40 + i, 60 + i) for i in range(6)]
+    trace = [Spec(f"r{i}", 0, 12 + 5 * i, 10 + i, ids=ids[i], id_width=8) for i in range(6)]
+    keys = {"num_blocks": 40, "block_size": 4, "max_num_seqs": 5, "max_num_batched_tokens": 40}
+    expected = None
+    for steps, recorder in ((1, None), (1, called), (4, None), (8, called)):
+        executor = ModelExecutor(preset("tiny"), weights=weights, recorder=recorder, max_model_len=256)
+        outcome = run(make(), trace, executor=executor, max_chained_steps=steps, **keys)
+        expected = expected or outcome.streams
+        assert outcome.streams == expected
+        assert outcome.tables.steps["repeat"].max() > 1 or steps == 1
+        assert (outcome.tables.steps["device_us"] > 0).all()
+
+
+def test_an_engine_after_another_holds_nothing_of_it(weights):
+    executor = pages(weights, called).executor
+    before = weakref.ref(executor._kv)
+    executor.allocate(8, 8, 0, 2)
+    gc.collect()
+    assert before() is None
+
+
+@pytest.mark.parametrize("block_size", [1, 8])
+def test_warming_up_writes_nothing_and_computes_both_phases(block_size, weights, monkeypatch):
+    executor = ModelExecutor(preset("tiny"), weights=weights)
+    made = Pages(executor, num_blocks=16, block_size=block_size)  # NaN everywhere
+    spans, forward = [], executor._decoder.forward
+    monkeypatch.setattr(
+        executor._decoder, "forward", lambda batch, caches: (spans.extend(batch.spans), forward(batch, caches))[1]
+    )
+    executor.warm_up()
+    assert [span.decode for span in spans] == [False, True]
+    assert all(cache.isnan().all() for layer in executor.kv_caches for cache in layer)
+    assert len(made.free) == 16

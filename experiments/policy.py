@@ -1,0 +1,177 @@
+"""`schedlab policy`: what policies there are, a package for a new one, and whether one keeps the contract.
+
+Knows config options and packages; the properties themselves are `schedlab.framework.testing`'s.
+"""
+
+from __future__ import annotations
+
+import copy
+import keyword
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+import schedlab
+from schedlab.experiments import compose
+from schedlab.experiments.checks import check_arguments
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.policy import Policy
+
+TEMPLATE = "package"
+"""Folder of the template beside this file: `*.j2` files, with `package` and `name` in their paths filled in."""
+
+
+# ---- check ----
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """The node `check` of the config."""
+
+    seconds: float
+    against: list[str]
+    only: list[str] | None
+
+
+def check_job(config: DictConfig) -> None:
+    """Try every property on the configured policy, print the report, exit with 1 if one fails."""
+    from schedlab.framework.testing.conformance import check
+    from schedlab.framework.testing.report import PROPERTIES
+
+    keys = compose.resolve(config.check)
+    check_arguments("check", keys, CheckSettings)
+    settings = CheckSettings(**keys)
+    for name in settings.only or ():
+        if name not in PROPERTIES:
+            raise ConfigError(compose.no_such(f"check.only: {name} is no property", name, list(PROPERTIES), "the kit"))
+    report = check(
+        maker(config.policy),
+        against={name: maker(compose.compose([f"policy={name}"]).policy) for name in settings.against},
+        seconds=settings.seconds,
+        seed=config.seed,
+        only=settings.only or tuple(PROPERTIES),
+        source=source_of(config.policy),
+    )
+    print(report)
+    for path in report.write(compose.output_directory()):
+        print(f"to see it again: python {path}")
+    if not report.passed:
+        raise SystemExit(1)
+
+
+def maker(node: DictConfig) -> Callable[[], Policy]:
+    """Fresh policies like the one that `node` describes."""
+    prototype = compose.build(node, "policy")
+    return lambda: copy.deepcopy(prototype)
+
+
+def source_of(node: DictConfig) -> str:
+    """Python that makes the policy of `node` without its YAML."""
+    from schedlab.framework.testing.reproduction import path_lines, root_to_add
+
+    keys = OmegaConf.to_container(node, resolve=True)
+    path = path_lines(root_to_add(str(node._target_).rpartition(".")[0]))
+    return (
+        f"{path}\n\ndef make():\n"
+        "    from hydra.utils import instantiate\n\n"
+        f"    return instantiate({keys!r}, _convert_='all')\n"
+    )
+
+
+# ---- list ----
+
+
+class Option(NamedTuple):
+    """What `policy=name` chooses, and the distribution that brings it; `./conf` has no version."""
+
+    name: str
+    target: str
+    origin: str
+    version: str
+
+
+def show_policies() -> None:
+    """A table of all that `policy=` accepts."""
+    rows = [("policy", "class", "origin", "version"), *options()]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def options() -> list[Option]:
+    """Every option of the group `policy` by name, each from the first place on the search path that has it."""
+    found: dict[str, Option] = {}
+    for folder, origin, origin_version in _places():
+        for name in _policies(folder):
+            target = _yaml(folder / "policy" / f"{name}.yaml").get("_target_", "???")
+            shown = "given by policy._target_" if target == "???" else str(target)
+            found.setdefault(name, Option(name, shown, origin, origin_version))
+    return [found[name] for name in sorted(found)]
+
+
+def _yaml(file: Traversable) -> dict[str, Any]:
+    keys = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+    return {str(key): value for key, value in keys.items()} if isinstance(keys, dict) else {}
+
+
+def _places() -> Iterator[tuple[Traversable, str, str]]:
+    """Folders of configs in the order of the search path, with the distribution of each and its version."""
+    from hydra_plugins.schedlab_searchpath.plugin import declared_entries, origin, usable_options
+
+    yield files("schedlab.conf"), "schedlab", schedlab.__version__
+    for entry in declared_entries():
+        if usable_options(entry) is not None:
+            yield files(entry.value), origin(entry), entry.dist.version if entry.dist is not None else ""
+    local = Path.cwd() / "conf"
+    if local.is_dir() and not (local / "__init__.py").exists():
+        yield local, "./conf", ""
+
+
+def _policies(folder: Traversable) -> list[str]:
+    """Names of the policies in a folder of configs, without what they share parts of."""
+    from hydra_plugins.schedlab_searchpath.plugin import config_options
+
+    names = [option.removeprefix("policy/") for option in config_options(folder) if option.startswith("policy/")]
+    return [name for name in names if not name.startswith("shared/")]
+
+
+# ---- new ----
+
+
+def new_package(name: str, folder: Path) -> list[Path]:
+    """Write an installable package of one policy into `folder / name`; returns its files.
+
+    ConfigError for a name that is no identifier, or that a policy or a folder has already.
+    """
+    package = name.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", package) or keyword.iskeyword(package):
+        raise ConfigError(f"policy new {name}: expected a name of small letters, digits, - and _, such as my_policy")
+    taken = {option.name: option.origin for option in options()}
+    if package in taken:
+        raise ConfigError(f"policy new {name}: {taken[package]} has a policy of this name")
+    root = folder / name
+    if root.exists():
+        raise ConfigError(f"policy new {name}: {root} exists already")
+    words = {"name": package, "project": name, "class": "".join(map(str.capitalize, package.split("_")))}
+    return [_render(source, root, words) for source in _sources()]
+
+
+def _sources() -> list[Path]:
+    return sorted((Path(__file__).parent / TEMPLATE).rglob("*.j2"))
+
+
+def _render(source: Path, root: Path, words: dict[str, str]) -> Path:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    place = source.relative_to(Path(__file__).parent / TEMPLATE).with_suffix("")
+    path = root / environment.from_string(str(place).replace("NAME", words["name"])).render(words)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(environment.from_string(source.read_text()).render(words))
+    return path
