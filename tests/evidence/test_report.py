@@ -142,6 +142,9 @@ def test_a_run_without_logs_has_no_report(tmp_path):
     made_up.run(tmp_path, record="summary")
     with pytest.raises(ConfigError, match="no finished run with logs"):
         write_report(tmp_path)
+    made_up.run(tmp_path, requests=0)
+    with pytest.raises(ConfigError, match="finished requests to report on"):
+        write_report(tmp_path)
 
 
 def test_the_front_has_nobody_that_another_beats_in_both():
