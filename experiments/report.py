@@ -72,10 +72,10 @@ class Report:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.comparison = Comparison.read([directory], required=True)
-        runs = self.comparison.complete.values()
-        logged = [run for run in runs if run.tables.result["record"] == LOGS and run.tables.summary["requests/finished"]]
+        found = [(run, run.tables) for run in self.comparison.complete.values()]
+        logged = [run for run, t in found if t.result["record"] == LOGS and t.summary["requests/finished"]]
         if not logged:
-            raise ConfigError(f"{directory}: no finished run with logs (record=full) and finished requests to report on")
+            raise ConfigError(f"{directory}: expected a run with logs (record=full) and finished requests, found none")
         self.variants = variants(logged)
         self.drawn = self.variants[:SIDE_BY_SIDE]
 
