@@ -143,7 +143,7 @@ def test_a_run_without_logs_has_no_report(tmp_path):
     with pytest.raises(ConfigError, match="expected a run with logs"):
         write_report(tmp_path)
     made_up.run(tmp_path, requests=0)
-    with pytest.raises(ConfigError, match="with logs .* and finished requests, found none"):
+    with pytest.raises(ConfigError, match=r"with logs .* and finished requests, found none"):
         write_report(tmp_path)
 
 
