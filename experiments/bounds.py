@@ -203,12 +203,12 @@ def as_json(bounds_by_variant: Mapping[str, Sequence[Tightness]]) -> dict[str, A
     return {name: [asdict(found) for found in told] for name, told in bounds_by_variant.items()}
 
 
-def draw_alone(axis: Axes, values_s: np.ndarray, scale: float = 1e3) -> None:
+def draw_alone(axis: Axes, values_s: np.ndarray, scale: float = 1e3, whole: float = 1.0) -> None:
     """On a picture of a cumulative distribution: the bound of each request alone, which no curve can cross."""
     from schedlab.experiments.series import cumulative
 
     value, share = cumulative(values_s)
-    axis.step(value * scale, share, where="post", color="#999999", linestyle=":", label="each request alone (bound)")
+    axis.step(value * scale, share * whole, where="post", color="#999999", linestyle=":", label="each request alone (bound)")
 
 
 def draw_limit(axis: Axes, value: float, label: str) -> None:
