@@ -188,7 +188,8 @@ def markdown(found: Sequence[Entry], seeds: Sequence[int]) -> str:
             failed.setdefault((entry.policy, entry.error), []).append(entry.cell.name)
     notes = [
         f"Goodput as a share of the best policy in each cell, over {len({e.cell for e in found})} cells of traffic, "
-        f"load and SLO, each with seed {' and '.join(map(str, seeds))}; all policies with their default knobs, on the virtual clock.",
+        f"load and SLO, each with seed {' and '.join(map(str, seeds))}; all policies with their default knobs, on the "
+        "virtual clock.",
         *(f"No policy met the SLO: {name}." for name in left_out),
         *(f"{policy} failed in {len(names)} cells: {error}" for (policy, error), names in failed.items()),
     ]
