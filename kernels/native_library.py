@@ -81,7 +81,7 @@ _SIGNATURES = {
     "linear_bf16": "pllllpppi",
     "linear_int8": "pllllppippi",
     "linear_int4": "pllllpppippi",
-    "attention": "pppiplppplllllllfi",
+    "attention": "pppiplpppllllllfi",
     "rope_kv_write": "ppplllpppppiplllll",
     "rms_norm": "pppfppll",
     "silu_mul": "ppll",

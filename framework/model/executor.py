@@ -16,15 +16,14 @@ from torch import Tensor
 from schedlab.framework.batch import Batch, Inputs
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
+from schedlab.framework.model.arithmetic import arithmetic
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, KVCache, RaggedBatch
-from schedlab.framework.model.linear import plain, tiled
 from schedlab.framework.model.memory import available_bytes, readable
 from schedlab.framework.model.sampling import sampling_tensors
 from schedlab.framework.model.weights import Weights, load_weights, random_weights
 from schedlab.framework.request import EngineRequest
-from schedlab.kernels.dispatch import kernels
-from schedlab.kernels.torch_invariant import INVARIANT, ROW_TILE
+from schedlab.kernels.torch_invariant import ROW_TILE
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
@@ -32,8 +31,10 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat1
 class ModelExecutor:
     """Runs a model of shape `config` with the weights in `path`, or with random ones drawn from `seed`.
 
-    `dtype` is what weights, activations and KV cache are held in; norms, rotation, softmax and logits are float32 at
-    least. `num_threads` sets torch's threads for the whole process. `sampling_seed` seeds requests that bring no seed.
+    `dtype` is what weights and KV cache are held in; norms, rotation, softmax and logits are float32 at least, and on a
+    CPU all that lies between the products. `weight_dtype` (bf16, int8, int4) is another type for the weights: of
+    integers, those of the layers' matrices, the rest then being bfloat16. `kernels`: "native" are the compiled ones,
+    "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's threads for the whole process. `sampling_seed` seeds requests that bring no seed.
     `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
     """
 
@@ -50,6 +51,8 @@ class ModelExecutor:
         num_threads: int = 1,
         device: str = "cpu",
         batch_invariant: bool = False,
+        kernels: str = "auto",
+        weight_dtype: str | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"model.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
@@ -66,18 +69,20 @@ class ModelExecutor:
         self._dtype: torch.dtype = DTYPES[dtype]
         self._device = torch.device(device)
         self._sampling_seed = sampling_seed
-        self._kernels = INVARIANT if batch_invariant else kernels(self._device)
-        self._decoder = Decoder(config, self._weights(path, seed), self._kernels, tiled if batch_invariant else plain)
+        self._arithmetic = arithmetic(
+            self._device, self._dtype, batch_invariant=batch_invariant, choice=kernels, weight_dtype=weight_dtype
+        )
+        self._decoder = Decoder(config, self._weights(path, seed), self._arithmetic)
         self._kv = torch.empty(0)
         self._host_kv = torch.empty(0)
         self.kv_caches: list[KVCache] = []
 
     def _weights(self, path: str | Path | None, seed: int) -> Weights:
-        count = self.config.num_parameters()
-        self._require(count * self._dtype.itemsize, f"model: {count:,} parameters in {str(self._dtype)[6:]} need")
+        count, dtype = self.config.num_parameters(), self._arithmetic.weights
+        self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need")
         if path is None:
-            return random_weights(self.config, seed, self._dtype, self._device)
-        return load_weights(self.config, path, self._dtype, self._device)
+            return random_weights(self.config, seed, dtype, self._device)
+        return load_weights(self.config, path, dtype, self._device)
 
     def _require(self, needed: int, said: str) -> None:
         if needed > (available := available_bytes(self._device)):
@@ -119,7 +124,7 @@ class ModelExecutor:
     def _compute(self, inputs: Inputs, failed: dict[int, str]) -> np.ndarray:
         tokens_N1 = np.full((len(inputs.requests), 1), -1, dtype=np.int64)
         logits_SV = self.logits(inputs)
-        drawn_S = self._kernels.sample(logits_SV, *sampling_tensors(inputs, self._sampling_seed, self._device)).cpu()
+        drawn_S = self._arithmetic.kernels.sample(logits_SV, *sampling_tensors(inputs, self._sampling_seed, self._device)).cpu()
         tokens_N1[inputs.emitting_S, 0] = drawn_S.numpy()
         for grant, position in zip(inputs.emitting_S.tolist(), inputs.output_positions_S.tolist(), strict=True):
             if tokens_N1[grant, 0] < 0:
