@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 #include <vector>
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -25,9 +26,9 @@ constexpr int LANES = 16;
 constexpr int LANES = 8;
 #endif
 constexpr int PANEL = 2 * LANES;
-constexpr int ROWS = 6;       // of a tile: with two vectors each, 12 sums stay in registers
-constexpr int KEYS = 64;      // attended at once
-constexpr int QUERIES = 32;   // of a sequence attended by one thread at once
+constexpr int ROWS = 6;      // of a tile: with two vectors each, 12 sums stay in registers
+constexpr int KEYS = 64;     // attended at once
+constexpr int QUERIES = 32;  // of a sequence attended by one thread at once
 constexpr float INF = std::numeric_limits<float>::infinity();
 
 typedef float V __attribute__((vector_size(LANES * 4)));
@@ -92,6 +93,27 @@ inline float total(V v) {
   for (int width = LANES / 2; width; width /= 2)
     for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
   return sums[0];
+}
+
+inline V larger(V a, V b) { return a > b ? a : b; }
+
+inline float largest(V v) {
+  float most = v[0];
+  for (int i = 1; i < LANES; ++i) most = std::max(most, v[i]);
+  return most;
+}
+
+// Sums of neighbouring runs of W lanes: those of a, then those of b.
+template <int W, int... I> inline V halves(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I / W * 2 * W + I % W)...) +
+         __builtin_shufflevector(a, b, (I / W * 2 * W + I % W + W)...);
+}
+
+// The total of each of LANES vectors, as one vector.
+template <int W = LANES / 2> inline V totals(V *v) {
+  for (int i = 0; i < W; ++i) v[i] = halves<W>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>{});
+  if constexpr (W > 1) return totals<W / 2>(v);
+  return v[0];
 }
 
 inline int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
@@ -259,109 +281,139 @@ void product(const float *x, int64_t stride, int64_t rows, int64_t depth, int64_
 struct Attention {
   const float *q;  // [T, heads, head_dim]
   float *out;
-  const int64_t *tables, *contexts, *starts;
+  const int64_t *tables, *contexts, *starts;  // starts null: one query a sequence
   int64_t table_stride, sequences, heads, kv_heads, head_dim, block_size, window;  // window 0: none
   float scale;
+
+  int64_t start(int64_t n) const { return starts ? starts[n] : n; }
+  int64_t queries(int64_t n) const { return start(n + 1) - start(n); }
 };
 
-// One sequence's queries `begin..end` with one KV head: scores, weights and sums of a tile of keys after another.
+struct Unit {
+  int64_t sequence, begin, end;  // queries of the sequence
+  int64_t head, heads;           // KV heads, from the first one on
+};
+
+// Scores, weights and sums of a unit's queries, a tile of keys after another. All heads of a tile are read at once, for
+// in the cache they are neighbours.
 template <class C> class Worker {
  public:
-  Worker(const Attention &a, const C *keys, const C *values)
+  Worker(const Attention &a, const C *keys, const C *values, int64_t queries, int64_t heads)
       : a_(a), keys_(keys), values_(values), group_(a.heads / a.kv_heads), width_(parts(a.head_dim, PANEL) * PANEL),
-        rows_(QUERIES * group_), q_(rows_ * width_), k_(KEYS * width_), v_(KEYS * width_), scores_(rows_ * KEYS),
-        sums_(rows_ * width_), peak_(rows_), norm_(rows_) {}
+        rows_(queries * group_), stride_(heads * width_), q_(heads * rows_ * width_), k_(KEYS * stride_),
+        v_(KEYS * stride_), turned_(width_ * KEYS), scores_(rows_ * KEYS), sums_(heads * rows_ * width_),
+        peak_(heads * rows_), norm_(heads * rows_) {}
 
-  void attend(int64_t n, int64_t head, int64_t begin, int64_t end) {
-    const int64_t start = a_.starts[n], context = a_.contexts[n];
-    const int64_t first = context - (a_.starts[n + 1] - start) + begin, last = first + end - begin;
-    const int64_t rows = (end - begin) * group_, low = a_.window ? std::max<int64_t>(0, first - a_.window + 1) : 0;
-    read_queries(start + begin, head, rows);
+  void attend(const Unit &unit) {
+    const int64_t token = a_.start(unit.sequence) + unit.begin, queries = unit.end - unit.begin;
+    const int64_t first = a_.contexts[unit.sequence] - a_.queries(unit.sequence) + unit.begin, last = first + queries;
+    const int64_t rows = queries * group_, low = a_.window ? std::max<int64_t>(0, first - a_.window + 1) : 0;
+    read_queries(unit, token, rows);
     for (int64_t key = low; key < last; key += KEYS) {
       const int64_t count = std::min<int64_t>(KEYS, last - key);
-      const bool many = rows > 2 * ROWS;
-      read(keys_, n, head, key, count, k_.data(), many);
-      read(values_, n, head, key, count, v_.data(), false);
-      many ? scores_by_product(rows, count) : scores_one_by_one(rows, count);
-      weigh(rows, count, first, key);
-      for (int64_t p = 0; p < width_; p += PANEL) add_values(rows, count, p);
+      read(keys_, unit, key, count, k_.data());
+      read(values_, unit, key, count, v_.data());
+      for (int64_t h = 0; h < unit.heads; ++h) {
+        rows > 2 * ROWS ? scores_by_product(h, rows, count) : scores_one_by_one(h, rows, count);
+        weigh(h, rows, count, first, key);
+        for (int64_t p = 0; p < width_; p += PANEL) add_values(h, rows, count, p);
+      }
     }
-    write_rows(start + begin, head, rows);
+    write_rows(unit, token, rows);
   }
 
  private:
   int64_t offset(int64_t token, int64_t head, int64_t row) const {
     return ((token + row / group_) * a_.heads + head * group_ + row % group_) * a_.head_dim;
   }
+  float *row(std::vector<float> &x, int64_t head, int64_t r) { return &x[(head * rows_ + r) * width_]; }
 
-  void read_queries(int64_t token, int64_t head, int64_t rows) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const float *q = a_.q + offset(token, head, r);
-      for (int64_t d = 0; d < width_; ++d) q_[r * width_ + d] = d < a_.head_dim ? q[d] * a_.scale : 0.0f;
-    }
-    std::fill_n(sums_.begin(), rows * width_, 0.0f);
-    std::fill_n(peak_.begin(), rows, -INF);
-    std::fill_n(norm_.begin(), rows, 0.0f);
-  }
-
-  // Keys as [count][width], or turned to [width][KEYS] for a product with many rows.
-  void read(const C *cache, int64_t n, int64_t head, int64_t key, int64_t count, float *to, bool turned) {
-    const int64_t *table = a_.tables + n * a_.table_stride, dim = a_.head_dim;
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t position = key + j;
-      const int64_t slot = table[position / a_.block_size] * a_.block_size + position % a_.block_size;
-      const C *from = cache + (slot * a_.kv_heads + head) * dim;
-      if (turned) {
-        for (int64_t d = 0; d < dim; ++d) to[d * KEYS + j] = widened(from[d]);
-      } else {
-        int64_t d = 0;
-        for (; d + LANES <= dim; d += LANES) store(to + j * width_ + d, load(from + d));
-        for (; d < dim; ++d) to[j * width_ + d] = widened(from[d]);
+  void read_queries(const Unit &unit, int64_t token, int64_t rows) {
+    for (int64_t h = 0; h < unit.heads; ++h)
+      for (int64_t r = 0; r < rows; ++r) {
+        const float *q = a_.q + offset(token, unit.head + h, r);
+        float *to = row(q_, h, r);
+        for (int64_t d = 0; d < width_; ++d) to[d] = d < a_.head_dim ? q[d] * a_.scale : 0.0f;
       }
+    std::fill(sums_.begin(), sums_.end(), 0.0f);
+    std::fill(peak_.begin(), peak_.end(), -INF);
+    std::fill(norm_.begin(), norm_.end(), 0.0f);
+  }
+
+  // [count][heads][width]
+  void read(const C *cache, const Unit &unit, int64_t key, int64_t count, float *to) const {
+    const int64_t *table = a_.tables + unit.sequence * a_.table_stride;
+    int64_t block = key / a_.block_size, place = key % a_.block_size;
+    for (int64_t j = 0; j < count; ++j, to += stride_) {
+      const int64_t slot = table[block] * a_.block_size + place;
+      const C *from = cache + (slot * a_.kv_heads + unit.head) * a_.head_dim;
+      for (int64_t h = 0; h < unit.heads; ++h) copy(from + h * a_.head_dim, to + h * width_);
+      if (++place == a_.block_size) ++block, place = 0;
     }
   }
 
-  void scores_by_product(int64_t rows, int64_t count) {
+  void copy(const C *from, float *to) const {
+    int64_t d = 0;
+    for (; d + LANES <= a_.head_dim; d += LANES) store(to + d, load(from + d));
+    for (; d < a_.head_dim; ++d) to[d] = widened(from[d]);
+  }
+
+  void scores_by_product(int64_t h, int64_t rows, int64_t count) {
+    for (int64_t j = 0; j < count; ++j)
+      for (int64_t d = 0; d < a_.head_dim; ++d) turned_[d * KEYS + j] = k_[j * stride_ + h * width_ + d];
     for (int64_t p = 0; p < count; p += PANEL)
-      tall(q_.data(), width_, rows, Plain<float>{k_.data() + p, KEYS}, a_.head_dim,
+      tall(row(q_, h, 0), width_, rows, Plain<float>{turned_.data() + p, KEYS}, a_.head_dim,
            Target{scores_.data() + p, KEYS, nullptr, PANEL});
   }
 
-  void scores_one_by_one(int64_t rows, int64_t count) {
-    for (int64_t j = 0; j < count; ++j)
+  void scores_one_by_one(int64_t h, int64_t rows, int64_t count) {
+    for (int64_t j = 0; j < count; j += LANES)
       for (int64_t r = 0; r < rows; ++r) {
-        V a = {}, b = {};
-        for (int64_t d = 0; d < width_; d += PANEL) {
-          a += load(&q_[r * width_ + d]) * load(&k_[j * width_ + d]);
-          b += load(&q_[r * width_ + d + LANES]) * load(&k_[j * width_ + d + LANES]);
-        }
-        scores_[r * KEYS + j] = total(a + b);
+        const float *q = row(q_, h, r), *k = &k_[j * stride_ + h * width_];
+        V products[LANES] = {};
+        for (int64_t d = 0; d < width_; d += LANES)
+          for (int i = 0; i < LANES; ++i) products[i] += load(q + d) * load(k + i * stride_ + d);
+        store(&scores_[r * KEYS + j], totals(products));
       }
   }
 
   // Scores to weights, and what was added up so far to the new peak's scale (Milakov and Gimelshein, 2018).
-  void weigh(int64_t rows, int64_t count, int64_t first, int64_t key) {
+  void weigh(int64_t h, int64_t rows, int64_t count, int64_t first, int64_t key) {
     for (int64_t r = 0; r < rows; ++r) {
-      float *s = &scores_[r * KEYS];
+      float *s = &scores_[r * KEYS], &old = peak_[h * rows_ + r], &norm = norm_[h * rows_ + r];
       const int64_t position = first + r / group_;
       const int64_t from = a_.window ? std::clamp<int64_t>(position - a_.window + 1 - key, 0, count) : 0;
       const int64_t stop = std::clamp<int64_t>(position + 1 - key, from, count);
       std::fill(s, s + from, -INF);
       std::fill(s + stop, s + KEYS, -INF);
-      float peak = peak_[r];
-      for (int64_t j = from; j < stop; ++j) peak = std::max(peak, s[j]);
-      const float base = peak == -INF ? 0.0f : peak;
+      V peaks = V{} + old;
+      for (int j = 0; j < KEYS; j += LANES) peaks = larger(peaks, load(s + j));
+      const float peak = largest(peaks), base = peak == -INF ? 0.0f : peak;
       V sum = {};
       for (int j = 0; j < KEYS; j += LANES) {
         const V weights = exponential(load(s + j) - base);
         store(s + j, weights);
         sum += weights;
       }
-      const float kept = std::exp(peak_[r] - base);
-      norm_[r] = norm_[r] * kept + total(sum);
-      peak_[r] = peak;
+      const float kept = std::exp(old - base);
+      norm = norm * kept + total(sum);
+      old = peak;
+      float *sums = row(sums_, h, r);
       if (kept != 1.0f)
-        for (int64_t d = 0; d < width_; d += LANES) store(&sums_[r * width_ + d], load(&sums_[r * width_ + d]) * kept);
+        for (int64_t d = 0; d < width_; d += LANES) store(sums + d, load(sums + d) * kept);
+    }
+  }
+
+  void add_values(int64_t h, int64_t rows, int64_t count, int64_t column) {
+    const Plain<float> values{&v_[h * width_ + column], stride_};
+    for (int64_t r = 0; r < rows;) {
+      const float *weights = &scores_[r * KEYS];
+      float *to = row(sums_, h, r) + column;
+      const int64_t left = rows - r, height = left >= ROWS ? ROWS : left >= 3 ? 3 : 1;
+      if (height == ROWS) add_rows<ROWS>(weights, count, values, to);
+      else if (height == 3) add_rows<3>(weights, count, values, to);
+      else add_rows<1>(weights, count, values, to);
+      r += height;
     }
   }
 
@@ -374,49 +426,38 @@ template <class C> class Worker {
       for (int c = 0; c < 2; ++c) store(to + r * width_ + c * LANES, sums[r][0][c]);
   }
 
-  void add_values(int64_t rows, int64_t count, int64_t column) {
-    const Plain<float> values{v_.data() + column, width_};
-    for (int64_t r = 0; r < rows;) {
-      const float *weights = &scores_[r * KEYS];
-      float *to = &sums_[r * width_ + column];
-      const int64_t left = rows - r, height = left >= ROWS ? ROWS : left >= 3 ? 3 : 1;
-      if (height == ROWS) add_rows<ROWS>(weights, count, values, to);
-      else if (height == 3) add_rows<3>(weights, count, values, to);
-      else add_rows<1>(weights, count, values, to);
-      r += height;
-    }
-  }
-
-  void write_rows(int64_t token, int64_t head, int64_t rows) {
-    for (int64_t r = 0; r < rows; ++r) {
-      float *out = a_.out + offset(token, head, r);
-      const float by = norm_[r] == 0.0f ? 0.0f : 1.0f / norm_[r];
-      for (int64_t d = 0; d < a_.head_dim; ++d) out[d] = sums_[r * width_ + d] * by;
-    }
+  void write_rows(const Unit &unit, int64_t token, int64_t rows) {
+    for (int64_t h = 0; h < unit.heads; ++h)
+      for (int64_t r = 0; r < rows; ++r) {
+        float *out = a_.out + offset(token, unit.head + h, r);
+        const float *sums = row(sums_, h, r), norm = norm_[h * rows_ + r];
+        for (int64_t d = 0; d < a_.head_dim; ++d) out[d] = norm == 0.0f ? 0.0f : sums[d] / norm;
+      }
   }
 
   const Attention &a_;
   const C *keys_, *values_;
-  const int64_t group_, width_, rows_;
-  std::vector<float> q_, k_, v_, scores_, sums_, peak_, norm_;
-};
-
-struct Unit {
-  int64_t sequence, head, begin, end;
+  const int64_t group_, width_, rows_, stride_;
+  std::vector<float> q_, k_, v_, turned_, scores_, sums_, peak_, norm_;
 };
 
 template <class C> void attention(const Attention &a, const C *keys, const C *values, int threads) {
+  int64_t tiles = 0, queries = 0;
+  for (int64_t n = 0; n < a.sequences; ++n) {
+    tiles += parts(a.queries(n), QUERIES);
+    queries = std::max(queries, std::min<int64_t>(QUERIES, a.queries(n)));
+  }
+  const int64_t heads = tiles < threads ? 1 : a.kv_heads;  // too few tiles: let threads share the heads
   std::vector<Unit> units;
   for (int64_t n = 0; n < a.sequences; ++n)
-    for (int64_t head = 0; head < a.kv_heads; ++head)
-      for (int64_t begin = 0, count = a.starts[n + 1] - a.starts[n]; begin < count; begin += QUERIES)
-        units.push_back({n, head, begin, std::min(begin + QUERIES, count)});
+    for (int64_t begin = 0; begin < a.queries(n); begin += QUERIES)
+      for (int64_t head = 0; head < a.kv_heads; head += heads)
+        units.push_back({n, begin, std::min(begin + QUERIES, a.queries(n)), head, heads});
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    Worker<C> worker(a, keys, values);
+    Worker<C> worker(a, keys, values, queries, heads);
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < int64_t(units.size()); ++i)
-      worker.attend(units[i].sequence, units[i].head, units[i].begin, units[i].end);
+    for (int64_t i = 0; i < int64_t(units.size()); ++i) worker.attend(units[i]);
   }
 }
 

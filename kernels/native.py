@@ -118,7 +118,7 @@ def rope_kv_write(
     rows = (q_THD, k_TKD, v_TKD)
     usable = (
         k_scale is None and v_scale is None and _caches(k_cache, v_cache) and _plain(cos_TR, sin_TR)
-        and slots_T.dtype == torch.int64 and all(x.dtype == torch.float32 and x[0].is_contiguous() for x in rows)
+        and slots_T.dtype == torch.int64 and all(map(_heads_lie_together, rows))
     )  # fmt: skip
     if not usable:
         return torch_backend.rope_kv_write(
@@ -152,23 +152,12 @@ def prefill_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `torch_backend.prefill_attention`."""
     integers = (block_tables_NB, context_lens_N, query_starts_N1)
-    usable = (
-        softcap is None and k_scale is None and v_scale is None and not return_lse and _caches(k_cache, v_cache)
-        and _plain(q_THD, out) and all(x.dtype == torch.int64 and x.stride(-1) == 1 for x in integers)
-    )  # fmt: skip
-    if not usable:
+    if _special(softcap, k_scale, v_scale, return_lse) or not _attends(q_THD, k_cache, v_cache, out, *integers):
         return torch_backend.prefill_attention(
             q_THD, k_cache, v_cache, *integers, scale=scale, window=window, softcap=softcap, k_scale=k_scale,
             v_scale=v_scale, out=out, return_lse=return_lse,
         )  # fmt: skip
-    result = torch.empty_like(q_THD) if out is None else out
-    load().schedlab_attention(
-        q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), k_cache.dtype == torch.bfloat16,
-        block_tables_NB.data_ptr(), block_tables_NB.stride(0), context_lens_N.data_ptr(), query_starts_N1.data_ptr(),
-        result.data_ptr(), len(context_lens_N), q_THD.shape[1], k_cache.shape[2], q_THD.shape[2], k_cache.shape[1],
-        window or 0, scale, torch.get_num_threads(),
-    )  # fmt: skip
-    return result
+    return _attend(q_THD, k_cache, v_cache, *integers, scale, window, out)
 
 
 def decode_attention(
@@ -187,11 +176,36 @@ def decode_attention(
     workspace: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`prefill_attention` with one query a sequence; `workspace` is for other backends."""
-    return prefill_attention(
-        q_NHD, k_cache, v_cache, block_tables_NB, context_lens_N, torch.arange(len(q_NHD) + 1), scale=scale,
-        window=window, softcap=softcap, k_scale=k_scale, v_scale=v_scale, out=out, return_lse=return_lse,
+    """See `torch_backend.decode_attention`."""
+    integers = (block_tables_NB, context_lens_N)
+    if _special(softcap, k_scale, v_scale, return_lse) or not _attends(q_NHD, k_cache, v_cache, out, *integers):
+        return torch_backend.decode_attention(
+            q_NHD, k_cache, v_cache, *integers, scale=scale, window=window, softcap=softcap, k_scale=k_scale,
+            v_scale=v_scale, out=out, return_lse=return_lse,
+        )  # fmt: skip
+    return _attend(q_NHD, k_cache, v_cache, *integers, None, scale, window, out)
+
+
+def _attend(
+    q_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables_NB: Tensor,
+    context_lens_N: Tensor,
+    query_starts_N1: Tensor | None,
+    scale: float,
+    window: int | None,
+    out: Tensor | None,
+) -> Tensor:
+    result = torch.empty_like(q_THD) if out is None else out
+    block_size, kv_heads, dim = k_cache.shape[1:]
+    load().schedlab_attention(
+        q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), k_cache.dtype == torch.bfloat16,
+        block_tables_NB.data_ptr(), block_tables_NB.stride(0), context_lens_N.data_ptr(), _pointer(query_starts_N1),
+        result.data_ptr(), len(context_lens_N), q_THD.shape[1], kv_heads, dim, block_size, window or 0, scale,
+        torch.get_num_threads(),
     )  # fmt: skip
+    return result
 
 
 sample = torch_backend.sample
@@ -215,6 +229,21 @@ def _rows(x_TK: Tensor, depth: int) -> Tensor:
 
 def _plain(*tensors: Tensor | None) -> bool:
     return all(x is None or (x.dtype == torch.float32 and x.is_contiguous()) for x in tensors)
+
+
+def _heads_lie_together(x_THD: Tensor) -> bool:
+    """Float32, the heads of a token one after the other; tokens at any distance."""
+    return x_THD.dtype == torch.float32 and x_THD.stride()[1:] == (x_THD.shape[2], 1)
+
+
+def _special(softcap: float | None, k_scale: Scale, v_scale: Scale, return_lse: bool) -> bool:
+    """What only torch computes is asked for."""
+    return return_lse or softcap is not None or k_scale is not None or v_scale is not None
+
+
+def _attends(q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None, *integers: Tensor) -> bool:
+    whole = all(x.dtype == torch.int64 and (x.numel() < 2 or x.stride(-1) == 1) for x in integers)
+    return whole and _caches(k_cache, v_cache) and _plain(q_THD, out)
 
 
 def _caches(k_cache: Tensor, v_cache: Tensor) -> bool:
