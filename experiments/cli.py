@@ -31,6 +31,8 @@ models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
+native = typer.Typer(help="Kernels compiled for this processor, an extra of engine=cpu.")
+app.add_typer(native, name="kernels")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -102,6 +104,14 @@ def fetch(name: Annotated[str, typer.Argument(help="which model: smollm2")]) -> 
 
     directory, made = fetch_model(name)
     print(f"{name} {'is now' if made else 'is'} in {directory}; use it with model={name}")
+
+
+@native.command()
+def build() -> None:
+    """Compile the CPU kernels into the user's cache, with g++ or $CXX; once."""
+    from schedlab.experiments.kernels_build import build as build_kernels
+
+    print(f"{build_kernels()} serves engine=cpu from now on; engine.kernels=torch does without it")
 
 
 TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory")]

@@ -251,6 +251,7 @@ template <class W> constexpr bool is_wide(const W &) { return false; }
 template <class Make>
 void product(const float *x, int64_t stride, int64_t rows, int64_t depth, int64_t columns, Make panel,
              const float *bias, float *out, int threads) {
+  if (!rows) return;
   const int64_t panels = parts(columns, PANEL), at_once = rows <= 2 ? 4 : rows == 3 ? 2 : 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t unit = 0; unit < parts(panels, at_once); ++unit) {
