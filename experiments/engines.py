@@ -75,7 +75,8 @@ def cpu(
 ) -> EngineSetup:
     """The real engine on this CPU. With more than one thread the busy clock, which counts one, cannot measure it.
 
-    `kernels`: "native" are those that `schedlab kernels build` compiled, "torch" needs none, "auto" takes what is there.
+    `kernels`: "native" are those that `schedlab kernels build` compiled, "torch" needs none, "auto" takes the former
+    where they are.
 
     `batch_invariant`: a request's logits are the same to the bit alone and in any batch, at a price in speed.
     """

@@ -1,4 +1,4 @@
-"""`schedlab kernels build`: the compiled CPU kernels in the user's cache. Knows no compiler; see kernels.native_library."""
+"""`schedlab kernels build`: the compiled CPU kernels in the user's cache. How they are compiled is kernels' own."""
 
 from __future__ import annotations
 

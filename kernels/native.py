@@ -19,7 +19,8 @@ from schedlab.kernels.native_library import load
 from schedlab.kernels.paged import Scale
 from schedlab.kernels.quantised import Quantised
 
-CACHES = (torch.float32, torch.bfloat16)
+TYPES = (torch.float32, torch.bfloat16)
+"""What weights, keys and values may be held in."""
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -36,11 +37,14 @@ def linear(weight_OK: Tensor | Quantised, bias_O: Tensor | None) -> Product:
 
 class _Packed:
     def __init__(self, weight_OK: Tensor, bias_O: Tensor | None) -> None:
+        if weight_OK.dtype not in TYPES:
+            raise ValueError(f"linear: weight must be float32, bfloat16 or Quantised, got {weight_OK.dtype}")
         self._columns, self._depth = weight_OK.shape
         self._weight = _panels(weight_OK)
         self._bias = bias_O
         library = load()
-        self._multiply = library.schedlab_linear_float if weight_OK.dtype == torch.float32 else library.schedlab_linear_bf16
+        wide = weight_OK.dtype == torch.float32
+        self._multiply = library.schedlab_linear_float if wide else library.schedlab_linear_bf16
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         x_TK, out_TO = _rows(x_TK, self._depth), x_TK.new_empty(len(x_TK), self._columns, dtype=torch.float32)
@@ -247,7 +251,7 @@ def _attends(q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None
 
 
 def _caches(k_cache: Tensor, v_cache: Tensor) -> bool:
-    return k_cache.dtype in CACHES and k_cache.is_contiguous() and v_cache.is_contiguous()
+    return k_cache.dtype in TYPES and k_cache.is_contiguous() and v_cache.is_contiguous()
 
 
 def _pointer(x: Tensor | None) -> int | None:

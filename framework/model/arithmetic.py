@@ -46,10 +46,11 @@ def arithmetic(
     if choice not in KERNELS:
         raise ConfigError(f"engine.kernels: expected one of {', '.join(KERNELS)}, found {choice}")
     if weight_dtype not in (None, *WEIGHT_DTYPES):
-        raise ConfigError(f"model.weight_dtype: expected null or one of {', '.join(WEIGHT_DTYPES)}, found {weight_dtype}")
+        known = ", ".join(WEIGHT_DTYPES)
+        raise ConfigError(f"model.weight_dtype: expected null or one of {known}, found {weight_dtype}")
     weights = dtype if weight_dtype is None else torch.bfloat16
     if device.type != "cpu":
-        if weight_dtype is not None and dtype != torch.bfloat16 or weight_dtype in KINDS:
+        if weight_dtype in KINDS or weights != dtype:
             raise ConfigError(f"model.weight_dtype: expected null on {device}, found {weight_dtype}")
         return Arithmetic(kernels(device), plain, plain, dtype, dtype)
     if batch_invariant:

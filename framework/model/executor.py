@@ -34,8 +34,9 @@ class ModelExecutor:
     `dtype` is what weights and KV cache are held in; norms, rotation, softmax and logits are float32 at least, and on a
     CPU all that lies between the products. `weight_dtype` (bf16, int8, int4) is another type for the weights: of
     integers, those of the layers' matrices, the rest then being bfloat16. `kernels`: "native" are the compiled ones,
-    "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's threads for the whole process. `sampling_seed` seeds requests that bring no seed.
-    `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
+    "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's threads for the
+    whole process. `sampling_seed` seeds requests that bring no seed. `batch_invariant`: the same bits for a request in
+    any batch and under any chunking, at a price in speed.
     """
 
     needs_inputs = True
@@ -124,7 +125,8 @@ class ModelExecutor:
     def _compute(self, inputs: Inputs, failed: dict[int, str]) -> np.ndarray:
         tokens_N1 = np.full((len(inputs.requests), 1), -1, dtype=np.int64)
         logits_SV = self.logits(inputs)
-        drawn_S = self._arithmetic.kernels.sample(logits_SV, *sampling_tensors(inputs, self._sampling_seed, self._device)).cpu()
+        sampling = sampling_tensors(inputs, self._sampling_seed, self._device)
+        drawn_S = self._arithmetic.kernels.sample(logits_SV, *sampling).cpu()
         tokens_N1[inputs.emitting_S, 0] = drawn_S.numpy()
         for grant, position in zip(inputs.emitting_S.tolist(), inputs.output_positions_S.tolist(), strict=True):
             if tokens_N1[grant, 0] < 0:
