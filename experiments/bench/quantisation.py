@@ -1,4 +1,4 @@
-"""Weights of fewer bits, under one workload: what they change in quality and in speed, and what the cost model predicts.
+"""Weights of fewer bits, under one workload: what they change in quality and in speed, and what the model predicts.
 
     python -m schedlab.experiments.bench.quantisation [--quick] [--dtypes bf16,int8,int4]
 
@@ -40,12 +40,14 @@ from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 
-TEXT = """The lighthouse keeper wrote in his book every evening. He noted the wind, the height of the waves and the ships
-that had passed, and when nothing had happened he wrote that nothing had happened. In winter the supply boat came once a
-month. It brought flour, oil for the lamp, newspapers that were already old, and letters from his sister, who lived in
-the city and could not understand why he stayed. He answered each letter with care. He told her that the sea is never
-the same on two days, that the light must be lit an hour before sunset, and that somebody has to be there to light it."""
+TEXT = """The lighthouse keeper wrote in his book every evening. He noted the wind, the height of the waves and the
+ships that had passed, and when nothing had happened he wrote that nothing had happened. In winter the supply boat came
+once a month. It brought flour, oil for the lamp, newspapers that were already old, and letters from his sister, who
+lived in the city and could not understand why he stayed. He answered each letter with care. He told her that the sea is
+never the same on two days, that the light must be lit an hour before sunset, and that somebody has to be there to light
+it."""
 METRICS = ("ttft/p50", "tpot/p50", "throughput/output_tokens_per_s")
+SPEEDS = ("TTFT p50 ms", "TPOT p50 ms", "tokens/s")
 NS = 1_000_000_000
 NUM_BLOCKS = 512
 
@@ -120,7 +122,7 @@ def main() -> None:
     text = tokenizer.encode(TEXT.replace("\n", " "))[: 48 if args.quick else None]
     prompts, count = prompts_of(tokenizer, 6 if args.quick else 20), 12 if args.quick else 48
     table = Table(title=f"{MODEL}: one thread, measured / predicted")
-    for column in ("weights", "KL to bf16", "log-likelihood", "answers as bf16", "TTFT p50 ms", "TPOT p50 ms", "tokens/s"):
+    for column in ("weights", "KL to bf16", "log-likelihood", "answers as bf16", *SPEEDS):
         table.add_column(column, justify="right")
     exact, answers = None, None
     for weight_dtype in args.dtypes.split(","):
