@@ -6,7 +6,7 @@ of configuration groups, sweeps or trackers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -15,7 +15,7 @@ from typing import Any
 
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.manifest import describe_run, write_manifest
-from schedlab.experiments.offered import Counted, Logged
+from schedlab.experiments.offered import Counted, Logged, offered
 from schedlab.experiments.progress import Quiet
 from schedlab.experiments.text import StopStrings, answer_text
 from schedlab.framework.cost.expand import rates_of
@@ -84,15 +84,10 @@ class Experiment:
                 engine = Engine(
                     self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
                 )
-                stop_strings = self._stop_strings()
-
-                def on_step(engine: Engine) -> None:
-                    if stop_strings is not None:
-                        stop_strings(engine)
-                    shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
-
-                engine.run(on_step)
-            return recorder.close(backlog_end=engine.num_unfinished, counters=trace.provenance.counts)
+                shown.begin(offered(trace))
+                engine.run(self._after_steps(source, shown))
+            counters = {**trace.provenance.counts, **source.lag_us()}
+            return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
     @cached_property
     def trace(self) -> Trace:
@@ -110,6 +105,19 @@ class Experiment:
         if self.engine.path is None:
             raise ConfigError("text: expected a model with a tokenizer (model.path=… or model=smollm2), found none")
         return Tokenizer(self.engine.path, self.engine.executor.vocab_size)
+
+    def _after_steps(self, source: Counted, shown: Quiet) -> Callable[[Engine], None] | None:
+        """What happens between steps: texts may end requests, and progress is shown; None if neither."""
+        stop_strings = self._stop_strings()
+        if stop_strings is None and not shown.shows:
+            return None
+
+        def after(engine: Engine) -> None:
+            if stop_strings is not None:
+                stop_strings(engine)
+            shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
+
+        return after
 
     def _stop_strings(self) -> StopStrings | None:
         """What ends live requests by their text, where any asks for it and tokens are made."""

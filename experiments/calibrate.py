@@ -69,7 +69,7 @@ class LastStep(Recorder):
 
     last: tuple[int, ...] = ()
 
-    def step(self, index: int, repeat: int, now_ns: int, duration_ns: int, *figures: Any) -> None:
+    def step(self, index: int, repeat: int, now_ns: int, duration_ns: int, *figures: Any, **more: Any) -> None:
         prefill_tokens, decode_tokens, prefills, decodes, context = figures[:5]
         self.last = (prefill_tokens + decode_tokens, prefills + decodes, context, figures[9])
 

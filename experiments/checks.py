@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from schedlab.framework.errors import ConfigError
@@ -28,6 +29,8 @@ def check_arguments(name: str, values: Mapping[str, Any], target: Callable[..., 
 def parameter_types(target: Callable[..., Any]) -> dict[str, Any]:
     """Parameter types of a class or function; none where they cannot be resolved."""
     try:
+        if is_dataclass(target):  # whose fields may come from bases in other modules
+            return get_type_hints(target)
         return get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except NameError:
         return {}

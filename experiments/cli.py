@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedlab.experiments import evidence, evidence_commands
+from schedlab.experiments.policy_cli import policies
 from schedlab.framework.errors import SchedlabError
 
 if TYPE_CHECKING:
@@ -29,10 +31,12 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
+app.add_typer(policies, name="policy")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
 native = typer.Typer(help="Kernels compiled for this processor, an extra of engine=cpu.")
 app.add_typer(native, name="kernels")
+evidence.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -50,11 +54,11 @@ def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig],
 
 
 @takes_overrides
-def run(config: DictConfig) -> None:
+def run(config: DictConfig) -> float | list[float] | None:
     """Run one experiment, or a sweep with -m."""
     from schedlab.experiments.run import run_job
 
-    run_job(config)
+    return run_job(config)
 
 
 @takes_overrides
@@ -81,6 +85,14 @@ def fidelity(config: DictConfig) -> None:
     fidelity_job(config)
 
 
+@takes_overrides
+def capacity(config: DictConfig) -> None:
+    """Find the highest rate at which policies meet their SLO, and draw goodput against rate."""
+    from schedlab.experiments.capacity import capacity_job
+
+    capacity_job(config)
+
+
 @app.command(context_settings=dict(FORWARDS), add_help_option=False)
 def generate(context: typer.Context) -> None:
     """Continue prompts: schedlab generate "Once upon a time" model=smollm2 key=value …"""
@@ -89,12 +101,7 @@ def generate(context: typer.Context) -> None:
     generate_from(context.args)
 
 
-@app.command()
-def compare(directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")]) -> None:
-    """Table of finished runs, from their files."""
-    from schedlab.experiments.table import Comparison
-
-    Comparison.read(directories, required=True).show()
+evidence_commands.declare(app)
 
 
 @models.command()
@@ -168,6 +175,37 @@ def synthesize(
     from schedlab.experiments import trace
 
     trace.synthesize(out, context.args, seed, to)
+
+
+@app.command()
+def bench(
+    policy: Annotated[list[str] | None, typer.Option(help="one to run; all that are installed, if left out")] = None,
+    traffic: Annotated[list[str] | None, typer.Option(help="chat, bursts, 'shared prefixes' or 'long prompts'")] = None,
+    out: Annotated[Path, typer.Option(help="where leaderboard.md and leaderboard.json go")] = Path("leaderboard"),
+    runs: Annotated[Path, typer.Option(help="the runs, which are made once")] = Path("outputs/bench"),
+    n_jobs: Annotated[int, typer.Option(help="processes; -1: as many as there are processors")] = -1,
+) -> None:
+    """Every policy on fixed cells of traffic, load and SLO: one normalised table."""
+    from schedlab.experiments.leaderboard import bench as run_bench
+    from schedlab.experiments.pool import cpus
+
+    run_bench(policy, traffic, out, runs, n_jobs if n_jobs > 0 else cpus())
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(help="bash or zsh")]) -> None:
+    """Script for the shell: eval "$(schedlab completion bash)" in ~/.bashrc."""
+    from schedlab.experiments.completion import script
+
+    print(script(shell), end="")
+
+
+@app.command(hidden=True)
+def complete(line: Annotated[str, typer.Argument(help="up to the cursor")]) -> None:
+    """What the last word of a command line may become; for the script of `completion`."""
+    from schedlab.experiments.completion import candidates
+
+    print(*candidates(line, typer.main.get_command(app)), sep="\n")
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from schedlab.experiments.checks import check_arguments
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -43,9 +43,9 @@ def run_with_overrides(
     failures: list[Exception] = []
 
     @functools.wraps(task)
-    def job(config: DictConfig) -> None:
+    def job(config: DictConfig) -> Any:
         try:
-            task(config)
+            return task(config)
         except Exception as error:  # raised below instead: Hydra would print lines of its own first
             failures.append(error)
 
@@ -73,31 +73,49 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     ConfigError for a word that names nothing.
     """
     try:
-        if GlobalHydra.instance().is_initialized():
-            return hydra.compose("config", overrides=list(overrides))
-        with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return hydra.compose("config", overrides=list(overrides))
+        return _compose("config", overrides)
     except USER_ERRORS as error:
         raise ConfigError(one_line(error)) from error
+
+
+def _compose(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    if GlobalHydra.instance().is_initialized():
+        return hydra.compose(name, overrides=list(overrides))
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        return hydra.compose(name, overrides=list(overrides))
 
 
 def preset(group: str, name: str) -> dict[str, Any]:
     """The resolved keys of one option of a config group."""
     try:
-        keys = OmegaConf.to_container(compose([f"{group}={name}"])[group], resolve=True)
+        config = _compose(f"{group}/{name}")  # alone: the whole config takes ten times as long
+    except MissingConfigException:
+        config = compose([f"{group}={name}"])  # says which options there are
+    try:
+        keys = OmegaConf.to_container(config[group], resolve=True)
     except USER_ERRORS as error:
         raise ConfigError(one_line(error)) from error
     assert isinstance(keys, dict)
     return {str(key): value for key, value in keys.items()}
 
 
+def with_option(config: DictConfig, group: str, name: str) -> DictConfig:
+    """`config` with another option of a group, as it comes, in place of the one it has."""
+    try:
+        option = _compose(f"{group}/{name}")
+    except MissingConfigException:
+        option = compose([f"{group}={name}"])  # says which options there are
+    changed = OmegaConf.create({**config, group: None})
+    changed[group] = option[group]
+    return changed
+
+
 def resolve(config: DictConfig) -> dict[str, Any]:
     """Plain values, every interpolation done. ConfigError for a value that is still missing."""
-    missing = OmegaConf.missing_keys(config)
-    if missing:
-        keys = sorted(f"{config._get_full_key(None)}.{key}".lstrip(".") for key in missing)
-        raise ConfigError(f"{keys[0]} has no default: give {keys[0]}=…")
-    resolved = OmegaConf.to_container(config, resolve=True)
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} has no default: give {error.full_key}=…") from None
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
@@ -162,7 +180,17 @@ def overrides() -> dict[str, str]:
 
 
 class ComparisonAtEnd(Callback):
-    """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process."""
+    """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process.
+
+    With `resume`, it also begins with a list of what is there.
+    """
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        if config.get("resume"):
+            from schedlab.experiments.resume import list_owners
+
+            done = list_owners(Path(config.hydra.sweep.dir))
+            print(f"resume: {done} finished {'run' if done == 1 else 'runs'} in {config.hydra.sweep.dir}")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from schedlab.experiments.run import compare_sweep

@@ -1,4 +1,4 @@
-"""Check and measure the kernels on this machine's GPU: correctness, ceilings, sweeps; a table last, JSON to a folder.
+"""Check and measure kernels and engine on this machine's GPU: correctness, ceilings, sweeps; a table, JSON to a folder.
 
     python -m schedlab.experiments.device_check --out DIR        (with src on PYTHONPATH where nothing is installed)
 
@@ -28,16 +28,19 @@ Section = Callable[["Device"], Iterator["Row"]]
 
 def sections() -> dict[str, Section]:
     """In the order of their worth: what is cut when time is short comes last."""
-    from schedlab.experiments.bench import kernel_checks, kernel_speeds
+    from schedlab.experiments.bench import engine_checks, kernel_checks, kernel_speeds
 
     return {
         "ceilings": kernel_speeds.ceilings,
         "correctness": kernel_checks.correctness,
         "decode": kernel_speeds.decode,
         "prefill": kernel_speeds.prefill,
+        "policies": engine_checks.policies,
+        "steps": engine_checks.steps,
         "pointwise": kernel_speeds.pointwise,
         "sampling": kernel_speeds.sampling,
         "graphs": kernel_speeds.graphs,
+        "calibration": engine_checks.calibration,
         "tiles": kernel_speeds.tiles,
     }
 
@@ -55,19 +58,22 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     torch.manual_seed(0)
     began = time.monotonic()
-    rows, skipped = collect(Device(options.interpret), options, lambda: time.monotonic() - began)
+    device = Device(options.interpret)
+    rows, skipped = collect(device, options, lambda: time.monotonic() - began)
     report = {"machine": machine(options.interpret), "seconds": round(time.monotonic() - began, 1), "skipped": skipped}
     print(table(rows))
     left_out = f"; skipped: {', '.join(skipped)}" if skipped else ""
     print(f"{report['seconds']} s on {machine(options.interpret)['device']}{left_out}")
     if options.out:
         write(options.out, report | {"rows": [asdict(row) | {"ok": row.ok} for row in rows]})
+        if device.profile is not None:
+            device.profile.save(options.out / "profile.json")
     return int(any(row.ok is False for row in rows))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="device_check", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder for device_check.json")
+    parser.add_argument("--out", type=Path, help="folder for device_check.json and the engine's profile.json")
     parser.add_argument("--interpret", action="store_true", help="small shapes, by Triton's interpreter, on the CPU")
     parser.add_argument("--sections", nargs="+", help="only these")
     parser.add_argument("--seconds", type=float, default=240.0, help="start no section after this time (default 240)")

@@ -100,16 +100,52 @@ def cuda(
     dtype: str = "bfloat16",
     device: str = "cuda",
     sampling_seed: int = 0,
+    batch_invariant: bool = False,
+    enforce_eager: bool = False,
+    gpu_memory_utilization: float = 0.9,
+    weights: Any = None,
     **limits: Any,
 ) -> EngineSetup:
-    """The real engine on a CUDA device."""
+    """The real engine on a CUDA device: decode steps replayed from CUDA graphs, unless `enforce_eager`.
+
+    `batch_invariant`: a request's logits are the same to the bit alone, in any batch and under any policy. `weights`
+    stand for the model's own.
+    """
     import torch
 
     if not torch.cuda.is_available():
         raise ConfigError("engine=cuda: torch finds no CUDA device; engine=cpu and engine=virtual need none")
+    from schedlab.framework.model.graphs import CudaGraphRecorder
+
     shape, extras = model_preset(model)
-    executor = model_executor(shape, extras, dtype=dtype, device=device, sampling_seed=sampling_seed)
-    return EngineSetup("cuda", executor, scheduler(executor, shape, limits), ("wall",), extras.get("path"))
+    executor = model_executor(
+        shape, extras, dtype=dtype, device=device, sampling_seed=sampling_seed, batch_invariant=batch_invariant,
+        recorder=None if enforce_eager else CudaGraphRecorder(torch.device(device)),
+        max_model_len=limits.get("max_model_len"), weights=weights,
+    )  # fmt: skip
+    blocks = limits.get("num_blocks") or free_blocks(executor, device, gpu_memory_utilization, limits)
+    config = scheduler(executor, shape, {**limits, "num_blocks": blocks})
+    return EngineSetup("cuda", executor, config, ("wall",), extras.get("path"))
+
+
+def free_blocks(executor: Executor, device: str, utilization: float, limits: Mapping[str, Any]) -> int:
+    """KV blocks in what `utilization` of the device's memory leaves beside weights and a step's own tensors."""
+    import torch
+
+    from schedlab.framework.model.memory import kv_cache_bytes, readable
+
+    if not 0 < utilization <= 1:
+        raise ConfigError(f"engine.gpu_memory_utilization: expected a share in (0, 1], found {utilization}")
+    keys: dict[str, Any] = DEFAULT | {key: value for key, value in limits.items() if value is not None}
+    reserved = executor.step_bytes(keys["max_num_batched_tokens"], keys["max_num_seqs"])  # type: ignore[attr-defined]
+    left = kv_cache_bytes(torch.device(device), utilization, reserved)
+    blocks = left // executor.block_bytes(keys["block_size"])
+    if blocks < 1:
+        raise ConfigError(
+            f"engine.gpu_memory_utilization: {utilization:g} of the device leaves {readable(left)} for the KV cache "
+            f"beside weights and {readable(reserved)} of a step, expected room for a block"
+        )
+    return int(blocks)
 
 
 def virtual(

@@ -304,14 +304,11 @@ def setting_of(config: DictConfig, options: Options) -> Setting:
 
 def policies_of(config: DictConfig, names: list[str] | None) -> dict[str, Callable[[], Policy]]:
     """Makers of the policies of these names with their default knobs; of the configured one if there are no names."""
-    from omegaconf import DictConfig, OmegaConf
-
     from schedlab.experiments import compose
 
-    def maker(node: Any) -> Callable[[], Policy]:
-        node = node if isinstance(node, DictConfig) else OmegaConf.create(node)
-        return lambda: compose.build(node, "policy")
+    def maker(whole: DictConfig) -> Callable[[], Policy]:
+        return lambda: compose.build(whole.policy, "policy")
 
     if names is None:
-        return {compose.choices(["policy"]).get("policy", "policy"): maker(config.policy)}
-    return {name: maker(compose.preset("policy", name)) for name in names}
+        return {compose.choices(["policy"]).get("policy", "policy"): maker(config)}
+    return {name: maker(compose.with_option(config, "policy", name)) for name in names}

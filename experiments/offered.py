@@ -14,9 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import numpy as np
+
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.request import EngineRequest
+from schedlab.framework.request import NS, EngineRequest
 from schedlab.framework.source import Source
+from schedlab.workloads.trace import Trace
 from schedlab.workloads.writers import WorkloadWriter
 
 WORKLOAD = "workload.jsonl.gz"
@@ -24,19 +27,42 @@ OUTPUTS = "outputs.jsonl.gz"
 FLUSH_S = 1.0
 
 
+def offered(trace: Trace) -> str:
+    """What a run of `trace` is offered, in words: requests, and the span and mean rate of those that have a time."""
+    stamped = trace.arrival_ns if trace.stamped is None else trace.arrival_ns[trace.stamped]
+    span_s = float(np.ptp(stamped)) / NS if len(stamped) else 0.0
+    rate = f", {(len(stamped) - 1) / span_s:.4g} requests/s" if span_s else ""
+    tied = f", {len(trace) - len(stamped):,} of them after others end" if len(trace) > len(stamped) else ""
+    return f"{len(trace):,} requests over {span_s:,.4g} s{rate}{tied}"
+
+
 class Counted:
-    """A source that counts; `total` is the number of requests in all."""
+    """A source that counts; `total` is the number of requests in all.
+
+    The lag of a request is how long it had been visible when the engine took it: between two steps, or late.
+    """
 
     def __init__(self, source: Source, total: int) -> None:
         self._source = source
         self.total = total
         self.done = 0
-
-    def peek(self) -> int | None:
-        return self._source.peek()
+        self.peek = source.peek
+        self._taken = self._lag_ns = self._longest_lag_ns = 0
 
     def pop(self, now_ns: int) -> list[EngineRequest]:
-        return self._source.pop(now_ns)
+        requests = self._source.pop(now_ns)
+        for request in requests:
+            lag = now_ns - request.visible_ns
+            self._lag_ns += lag
+            if lag > self._longest_lag_ns:
+                self._longest_lag_ns = lag
+        self._taken += len(requests)
+        return requests
+
+    def lag_us(self) -> dict[str, int]:
+        """Mean and longest lag of the requests that were taken, for a run's counters."""
+        mean = round(self._lag_ns / self._taken / 1e3) if self._taken else 0
+        return {"arrival_lag_mean_us": mean, "arrival_lag_max_us": round(self._longest_lag_ns / 1e3)}
 
     def finished(self, request: EngineRequest, now_ns: int) -> None:
         self.done += 1
@@ -64,7 +90,7 @@ class Logged(Counted):
         self._flushed_at = time.monotonic()
 
     def pop(self, now_ns: int) -> list[EngineRequest]:
-        requests = self._source.pop(now_ns)
+        requests = super().pop(now_ns)
         for request in requests:
             self._offered.write(request)
         self._flush_sometimes()

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments import series
+from schedlab.experiments.bounds import alone_ttft_s, draw_alone
 from schedlab.framework.tables import RunTables
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -27,7 +29,7 @@ POINTS = 400
 def save_all(tables: RunTables, directory: Path) -> list[Path]:
     """Every picture of one run."""
     figures = {
-        "latency_cdf": latency_cdf({"": tables}),
+        "latency_cdf": latency_cdf({"": tables}, alone_ttft_s(directory.parent, tables)),
         "itl_over_time": itl_over_time({"": tables}),
         "batch_composition": batch_composition(tables),
         "occupancy": occupancy(tables),
@@ -48,8 +50,8 @@ def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
     return paths
 
 
-def latency_cdf(runs: Mapping[str, RunTables]) -> Figure:
-    """Share of requests with at most this TTFT, and this TPOT."""
+def latency_cdf(runs: Mapping[str, RunTables], alone_s: np.ndarray | None = None) -> Figure:
+    """Share of requests with at most this TTFT, and this TPOT; `alone_s`: the least that each one's TTFT could be."""
     figure, axes = panels(1, 2, (10, 4))
     for style, (name, tables) in zip(styles(), runs.items(), strict=False):
         latencies = series.latencies(tables.requests)
@@ -58,6 +60,9 @@ def latency_cdf(runs: Mapping[str, RunTables]) -> Figure:
             axis.step(value * 1e3, share, where="post", label=name, **style)
     for axis, title in zip(axes, ("time to first token", "time per output token"), strict=True):
         axis.set(xlabel=f"{title} (ms)", ylabel="share of requests", ylim=(0, 1.02), xlim=(0, None))
+    if alone_s is not None:
+        draw_alone(axes[0], alone_s)
+        axes[0].legend(loc="lower right", frameon=False)
     legend(axes[1], runs)
     return figure
 
@@ -123,6 +128,6 @@ def styles() -> Iterator[dict[str, Any]]:
     return cycle({"color": colour, "linestyle": dash} for colour, dash in zip(COLOURS, DASHES, strict=True))
 
 
-def legend(axis: Axes, runs: Mapping[str, RunTables]) -> None:
+def legend(axis: Axes, runs: Mapping[str, Any]) -> None:
     if len(runs) > 1:
         axis.legend(loc="best", frameon=False)

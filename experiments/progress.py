@@ -22,6 +22,11 @@ class Counts(Protocol):
 class Quiet:
     """Shows nothing."""
 
+    shows = False
+
+    def begin(self, offered: str) -> None:
+        """The run starts; `offered` says what it is offered."""
+
     def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
         pass
 
@@ -35,10 +40,15 @@ class Quiet:
 class Lines(Quiet):
     """A line every ten seconds."""
 
+    shows = True
+
     def __init__(self, title: str, stream: IO[str]) -> None:
         self._title = title
         self._stream = stream
         self._next = time.monotonic() + LINE_EVERY_S
+
+    def begin(self, offered: str) -> None:
+        print(f"{self._title}: {offered}", file=self._stream, flush=True)
 
     def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
         if (now := time.monotonic()) < self._next:
@@ -50,6 +60,8 @@ class Lines(Quiet):
 class Bar(Quiet):
     """A bar that is redrawn in place and leaves nothing behind."""
 
+    shows = True
+
     def __init__(self, title: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -60,9 +72,13 @@ class Bar(Quiet):
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
         )
+        self._title = title
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
         self._task = self._bar.add_task(title, total=None, status="")
         self._next = 0.0
+
+    def begin(self, offered: str) -> None:
+        self._bar.console.print(f"{self._title}: {offered}", highlight=False, markup=False)
 
     def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
         if (now := time.monotonic()) < self._next:

@@ -6,7 +6,6 @@ costs the other jobs of a sweep nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -19,10 +18,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from schedlab.experiments import compose
+from schedlab.experiments import compose, resume
 from schedlab.experiments.api import Experiment
 from schedlab.experiments.checks import check_arguments
+from schedlab.experiments.identity import identity_of
 from schedlab.experiments.manifest import MANIFEST, write_manifest
+from schedlab.experiments.objective import Objective
 from schedlab.experiments.progress import progress
 from schedlab.experiments.table import SIDE_BY_SIDE, Comparison, headline
 from schedlab.experiments.tracking import Tracker, WandbConfig, start_tracker
@@ -30,7 +31,7 @@ from schedlab.framework.errors import SchedlabError
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.reader import read_run
 from schedlab.framework.tables import RunTables
-from schedlab.framework.writer import RunWriter
+from schedlab.framework.writer import RunWriter, write_json
 
 GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
 
@@ -43,35 +44,70 @@ class Settings:
     clock: str
     progress: bool
     plots: bool
+    timeline: int
     record: str
     log_format: str
     store_text: bool
+    resume: bool
 
 
-def run_job(config: DictConfig) -> None:
-    """One run of a composed config, in Hydra's output directory."""
-    directory, sweep = compose.output_directory(), compose.sweep_directory()
+def run_job(config: DictConfig) -> float | list[float] | None:
+    """One run of a composed config, in Hydra's output directory; with `resume`, if it was not made before.
+
+    Returns what `objective` asks for.
+    """
+    own, sweep = compose.output_directory(), compose.sweep_directory()
     try:
-        run_config(config, directory)
+        directory, verb = made(config)
     except KeyboardInterrupt:
-        print(f"\ninterrupted: what was written can be read in {short(sweep or directory)}", file=sys.stderr)
+        print(f"\ninterrupted: what was written can be read in {short(sweep or own)}", file=sys.stderr)
         raise
     except Exception as error:
-        record_failure(directory, error)
         if sweep is None:
             raise
-        print(f"{directory.name}: failed: {compose.flat(error)}", file=sys.stderr)
-        return
+        print(f"{own.name}: failed: {compose.flat(error)}", file=sys.stderr)
+        return None
+    tables = read_run(directory)
     if sweep is None:
         Comparison.read([directory]).show()
         print(f"in {short(directory)}")
     else:
-        print(f"{directory.name}: {headline(read_run(directory))}")
+        print(f"{directory.name}: {verb}{headline(tables)}")
+    return objective_of(config).of(tables.summary)
 
 
-def run_config(config: DictConfig, directory: Path) -> RunTables:
+def made(config: DictConfig) -> tuple[Path, str]:
+    """The directory of this run, and a word where it was there before. What raises is in its result too."""
+    directory = compose.output_directory()
+    try:
+        resolved, resumes = compose.resolve(config), settings_of(config).resume
+        identity = identity_of(resolved)
+        if resumes:
+            directory = resume.folder_for(identity, directory, compose.sweep_directory())
+        with resume.claimed(directory):
+            if resumes and resume.is_done(directory, identity):
+                return directory, "was finished, "
+            if resumes and (changed := resume.outdated(directory, identity)):
+                print(f"{directory.name}: run again, for {changed} changed")
+            resume.start_over(directory)
+            run_config(config, resolved, directory)
+            resume.mark_done(directory, identity)
+    except Exception as error:
+        record_failure(directory, error)
+        raise
+    return directory, ""
+
+
+def objective_of(config: DictConfig) -> Objective:
+    keys = compose.resolve(config.objective)
+    check_arguments("objective", keys, Objective)
+    return Objective(**keys)
+
+
+def run_config(config: DictConfig, resolved: Mapping[str, Any], directory: Path) -> RunTables:
     settings = settings_of(config)
-    experiment = experiment_of(config, settings)
+    objective_of(config)  # a mistake in it should cost no run
+    experiment = experiment_of(config, resolved, settings)
     tracker = tracker_of(config, experiment, directory)
     try:
         tables = experiment.run(directory, progress(experiment.name, settings.progress))
@@ -80,6 +116,8 @@ def run_config(config: DictConfig, directory: Path) -> RunTables:
 
             with drawing(directory):
                 save_all(read_run(directory), directory / "plots")
+        if settings.record == "full":
+            add_timeline(directory, settings.timeline)
     except BaseException:
         tracker.finish(None)
         raise
@@ -93,9 +131,8 @@ def settings_of(config: DictConfig) -> Settings:
     return Settings(**keys)
 
 
-def experiment_of(config: DictConfig, settings: Settings) -> Experiment:
-    """Build every part that `config` names."""
-    resolved = compose.resolve(config)
+def experiment_of(config: DictConfig, resolved: Mapping[str, Any], settings: Settings) -> Experiment:
+    """Build every part that `config` names; `resolved` is the same with plain values."""
     return Experiment(
         policy=compose.build(config.policy, "policy"),
         workload=compose.build(config.workload, "workload"),
@@ -163,6 +200,15 @@ def compare_sweep(directory: Path, plots: bool) -> bool:
     return not comparison.failed
 
 
+def add_timeline(directory: Path, max_rows: int) -> None:
+    """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
+    from schedlab.experiments.timeline import TIMELINE, write_timeline
+
+    run = read_run(directory)
+    if 0 < len(run.steps["index"]) <= max_rows:
+        write_timeline(run, directory / TIMELINE)
+
+
 @contextmanager
 def drawing(directory: Path) -> Iterator[None]:
     """Pictures are drawn from the files: no run is lost for want of one."""
@@ -177,7 +223,7 @@ def record_failure(directory: Path, error: Exception) -> None:
     path = directory / "result.json"
     if not path.exists() or read_run(directory).status != "failed":
         RunWriter(directory, Measurement(1, 1), record="summary").fail(error)
-    path.write_text(json.dumps({**read_run(directory).result, "error": compose.flat(error)}, indent=1) + "\n")
+    write_json(path, {**read_run(directory).result, "error": compose.flat(error)})
     if not (directory / MANIFEST).exists():
         write_manifest(directory, {"labels": compose.choices(GROUPS), "overrides": compose.overrides()})
     if not isinstance(error, SchedlabError) or error.__cause__ is not None:

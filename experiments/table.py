@@ -18,6 +18,7 @@ from schedlab.experiments.pressure import pressure
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.reader import read_run
 from schedlab.framework.tables import RunTables
+from schedlab.framework.writer import write_json, write_whole
 
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "num_blocks", "block_size", "max_model_len", "swap_space_gib")
 """What runs must share for their latencies to be a matter of policy."""
@@ -188,8 +189,8 @@ class Comparison:
 
     def write(self, directory: Path) -> None:
         """comparison.md and comparison.json."""
-        (directory / "comparison.md").write_text(self.markdown())
-        (directory / "comparison.json").write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        write_whole(directory / "comparison.md", self.markdown())
+        write_json(directory / "comparison.json", self.as_json())
 
 
 def headline(tables: RunTables) -> str:

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from schedlab.experiments import series
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.tables import Columns, RunTables
 
+CDF_POINTS = 100
 MODES = ("offline", "online", "disabled")
 TABLE_COLUMNS = (
     "request_id", "client", "slo", "status", "arrival_s", "first_scheduled_s", "first_token_s", "finished_s",
@@ -48,7 +50,7 @@ class WandbConfig:
     tags: list[str] = field(default_factory=list)
     init_timeout_s: float = 5.0
     finish_timeout_s: float = 5.0
-    max_points: int = 1000
+    max_points: int = 250
     max_table_rows: int = 2000
 
 
@@ -110,17 +112,19 @@ def log_curves(run: Any, tables: RunTables, points: int) -> None:
     for prefix in ("sched", "kv", "queue"):
         run.define_metric(f"{prefix}/*", step_metric="engine/time_s", summary="none")
     log_rows(run, series.over_time(tables, points))
+    distributions: dict[str, np.ndarray] = {}
     for name, values in series.latencies(tables.requests).items():
         axis = f"cdf/{name}_s"
         run.define_metric(axis, summary="none")
         run.define_metric(f"cdf/{name}", step_metric=axis, summary="none")
-        value, share = series.cumulative(values)
-        log_rows(run, {axis: value, f"cdf/{name}": share})
+        distributions[axis], distributions[f"cdf/{name}"] = series.cumulative(values, CDF_POINTS)
+    log_rows(run, distributions)
 
 
 def log_rows(run: Any, columns: Mapping[str, np.ndarray]) -> None:
-    for row in zip(*columns.values(), strict=True):
-        run.log(dict(zip(columns, map(float, row), strict=True)))
+    """A row of history for each place in the columns, of those that reach so far: W&B's cost is by rows, not values."""
+    for values in zip_longest(*(column.tolist() for column in columns.values())):
+        run.log({name: float(value) for name, value in zip(columns, values, strict=True) if value is not None})
 
 
 def log_requests(run: Any, requests: Columns, limit: int, directory: Path) -> None:
@@ -129,13 +133,24 @@ def log_requests(run: Any, requests: Columns, limit: int, directory: Path) -> No
 
     rows = sampled(len(requests["request_id"]), limit).tolist()
     data = [[plain(requests[name][row]) for name in TABLE_COLUMNS] for row in rows]
-    table = wandb.Table(columns=list(TABLE_COLUMNS), data=data)
+    table = table_of(TABLE_COLUMNS, data)
     artifact = wandb.Artifact(f"requests-{run.id}", type="request-table")
     artifact.add(table, "requests")
     log_artifact(run, artifact, directory)
     bind: Any = table.bind_to_run  # to the artifact above, else W&B makes another one, which cannot be moved
     bind(run, "requests", 0)
     run.log({"requests": table})
+
+
+def table_of(columns: Sequence[str], rows: list[list[Any]]) -> Any:
+    """A W&B table whose types come from the first known value of each column: it would infer them cell by cell, which
+    costs more than all else about a run. Every cell may be missing."""
+    import wandb
+
+    known = [next((row[i] for row in rows if row[i] is not None), None) for i in range(len(columns))]
+    table: Any = wandb.Table(columns=list(columns), data=[known, [None] * len(columns)])
+    table.data = rows
+    return table
 
 
 def sampled(total: int, limit: int) -> np.ndarray:

@@ -6,7 +6,7 @@ Shape letters: N grants, T tokens of all grants, S grants that emit a token, B b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -48,6 +48,16 @@ class Inputs:
     output_positions_S: np.ndarray
     requests: list[EngineRequest]
 
+    def following(self, tokens_N: np.ndarray, block_size: int) -> Inputs:
+        """The next step of a chain of decodes, which computes the tokens that this one emitted."""
+        positions = self.positions_T + 1
+        block_N, offset_N = np.divmod(positions, block_size)
+        slots = self.block_tables_NB[np.arange(len(positions)), block_N] * block_size + offset_N
+        return replace(
+            self, token_ids_T=tokens_N, positions_T=positions, slots_T=slots,
+            context_lens_N=self.context_lens_N + 1, output_positions_S=self.output_positions_S + 1,
+        )  # fmt: skip
+
 
 @dataclass(slots=True)
 class Batch:
@@ -55,7 +65,8 @@ class Batch:
 
     `decodes` each compute one token from `num_computed_tokens` on and emit one. `copies_out` are (device block, host
     block) pairs and run first; `copies_in` are (host block, device block) pairs and run next. `inputs` is None unless
-    the executor needs them.
+    the executor needs them. `steps` > 1: a chain of so many decode steps, each computing the token that the one before
+    emitted; all blocks are in the tables.
     """
 
     prefills: list[Prefill] = field(default_factory=list)
@@ -66,6 +77,7 @@ class Batch:
     copies_out: list[tuple[int, int]] = field(default_factory=list)
     copies_in: list[tuple[int, int]] = field(default_factory=list)
     inputs: Inputs | None = None
+    steps: int = 1
 
     def requests(self) -> list[EngineRequest]:
         """The batch's requests in batch order."""

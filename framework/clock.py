@@ -54,7 +54,8 @@ class VirtualClock:
         self._now += modelled_ns
 
     def idle_until(self, t_ns: int) -> None:
-        self._now = max(self._now, t_ns)
+        if t_ns > self._now:
+            self._now = t_ns
 
 
 class BusyClock:
@@ -86,14 +87,16 @@ class BusyClock:
 
 
 class WallClock:
-    """Real time; idle time is slept."""
+    """Real time since it was first asked; idle time is slept. What an engine prepares before its run takes none."""
 
     measures = True
 
     def __init__(self) -> None:
-        self._zero = time.monotonic_ns()
+        self._zero: int | None = None
 
     def now(self) -> int:
+        if self._zero is None:
+            self._zero = time.monotonic_ns()
         return time.monotonic_ns() - self._zero
 
     def boundary(self) -> int:

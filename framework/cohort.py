@@ -111,8 +111,8 @@ class DecodeCohort(Cadence):
 
     def take_finished(self) -> list[EngineRequest]:
         """Members that have reached their final length, in admission order. They remain members."""
-        if (tick := self.next_finish()) is None or tick > self.tick:
-            return []
+        if not self._finishes or self._finishes[0][0] > self.tick:
+            return []  # whether the first entry is stale or not, none is due
         finished: dict[EngineRequest, None] = {}  # who left and came back within a tick is in the heap twice
         while (tick := self.next_finish()) is not None and tick <= self.tick:
             finished[heappop(self._finishes)[2]] = None

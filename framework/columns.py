@@ -61,7 +61,8 @@ class Columns:
         inputs = batch.inputs
         assert inputs is not None, "tokens of a batch without inputs"
         emitting = inputs.emitting_S
-        self.tokens[inputs.rows_N[emitting], inputs.output_positions_S] = tokens_NK[emitting, 0]
+        for step in range(batch.steps):
+            self.tokens[inputs.rows_N[emitting], inputs.output_positions_S + step] = tokens_NK[emitting, step]
 
     # -- inputs --
 
@@ -69,7 +70,8 @@ class Columns:
         """The ragged arrays of `batch`, before its commit."""
         everyone = batch.decodes is cohort.members or batch.decodes == cohort.members
         if everyone and not batch.prefills:
-            return self._decode_only(batch, self._moved_on(cohort))
+            rows = self._moved_on(cohort) if batch.steps == 1 else self._chained(cohort, batch.steps)
+            return self._decode_only(batch, rows)
         for request, _, _ in batch.prefills:
             self.refresh(request)
         for request in batch.decodes:
@@ -112,7 +114,19 @@ class Columns:
             rows.slots_N[place] = block * self.block_size
         return rows
 
-    def _build(self, cohort: DecodeCohort) -> CohortRows:
+    def _chained(self, cohort: DecodeCohort, steps: int) -> CohortRows:
+        """The cohort's arrays for the first of `steps` steps, with the blocks of all of them."""
+        for ahead in range(steps):
+            for request in cohort.buckets[(cohort.tick + ahead) % cohort.block_size]:
+                self._refresh_tail(request, request.num_computed_tokens // self.block_size)
+        rows = self._cohort = self._build(cohort, steps)
+        return rows
+
+    def _refresh_tail(self, request: EngineRequest, first: int) -> None:
+        table = request.block_table
+        self.block_tables[request.slot, first : len(table)] = table[first:]
+
+    def _build(self, cohort: DecodeCohort, steps: int = 1) -> CohortRows:
         members, size = cohort.members, self.block_size
         rows_N = _array(request.slot for request in members)
         starts_N = _array(request._computed for request in members) + cohort.tick
@@ -120,7 +134,8 @@ class Columns:
             table = request.block_table
             self.block_tables[request.slot, len(table) - 1] = table[-1]
         block_N, offset_N = np.divmod(starts_N, size)
-        room = int(block_N.max(initial=0)) + 1 + 4  # a few blocks of growth before the table must be widened
+        most = int(starts_N.max(initial=0)) + steps
+        room = -(-most // size) + 4  # a few blocks of growth before the table must be widened
         place = {request.slot: i for i, request in enumerate(members)}
         slots_N = self.block_tables[rows_N, block_N] * size + offset_N
         tables_NB = self.block_tables[rows_N, :room]

@@ -90,11 +90,11 @@ class Commit:
         split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
         decoded = batch.decodes + split if split else batch.decodes
         if decoded:
-            self._advance(decoded, now)
+            self._advance(decoded, now, batch.steps)
         ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
         if self.observe is not None:
             prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
-            self.observe(Progressed(prefills, tuple(batch.decodes), 1))
+            self.observe(Progressed(prefills, tuple(batch.decodes), batch.steps))
         if result.tokens is None:
             return self._ended_by_length(batch, ended)
         return [
@@ -103,7 +103,12 @@ class Commit:
             if (state := self._ended(request, emitted_K)) is not None
         ]
 
-    def _advance(self, decoded: list[EngineRequest], now: int) -> None:
+    def _advance(self, decoded: list[EngineRequest], now: int, steps: int) -> None:
+        """`decoded` computed and emitted a token in each of `steps` steps, which all became visible at `now`."""
+        for _ in range(steps):
+            self._advance_one(decoded, now)
+
+    def _advance_one(self, decoded: list[EngineRequest], now: int) -> None:
         cohort = self.ledger.cohort
         if decoded is cohort.members or decoded == cohort.members:
             for gap_ns, count in self.gaps(now):
@@ -117,6 +122,8 @@ class Commit:
     def gaps(self, now: int) -> list[tuple[int, int]]:
         """All of decoding emit a token at `now`: the times since their last ones, each with how many it is of."""
         cohort = self.ledger.cohort
+        if not cohort.stragglers:
+            return [(now - cohort.emitted_ns, len(cohort.members))]
         together = len(cohort.members) - len(cohort.stragglers)
         gaps = [(now - cohort.emitted_ns, together)] if together else []
         return gaps + [(now - emitted_ns, 1) for emitted_ns in cohort.stragglers.values()]
@@ -176,4 +183,4 @@ def _survivors(batch: Batch, result: StepResult, failed: dict[EngineRequest, str
     prefills = [prefill for prefill in batch.prefills if prefill.request not in failed]
     decodes = [request for request in batch.decodes if request not in failed]
     tokens = None if result.tokens is None else np.delete(result.tokens, list(result.failed), axis=0)
-    return Batch(prefills, decodes, at), StepResult(result.duration_ns, tokens)
+    return Batch(prefills, decodes, at, steps=batch.steps), StepResult(result.duration_ns, tokens)

@@ -11,14 +11,16 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from schedlab.framework import fast_forward, invariants, journal
 from schedlab.framework.batch import Batch
+from schedlab.framework.chain import chain_limit, take_chain
 from schedlab.framework.clock import Clock
 from schedlab.framework.columns import Columns
 from schedlab.framework.commit import Commit
 from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError
-from schedlab.framework.executor import Executor
+from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
 from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
@@ -48,7 +50,13 @@ class Engine:
     ) -> None:
         self.name = type(policy).__name__
         if policy.needs_prediction and predictor is None:
-            raise ConfigError(f"policy {self.name} reads predicted_output_tokens: choose a predictor other than none")
+            raise ConfigError(
+                f"policy {self.name} reads predicted_output_tokens, and predictor=none predicts nothing: "
+                f"choose predictor=max, oracle, noisy or quantile"
+            )
+        if config.max_chained_steps > 1 and not getattr(executor, "chains", False):
+            kind = type(executor).__name__
+            raise ConfigError(f"engine.max_chained_steps: expected 1, as {kind} runs one step at a time")
         self.policy = policy
         self.executor = executor
         self.source = source
@@ -85,6 +93,8 @@ class Engine:
             num_host_blocks,
             config.max_num_seqs,
             prefix_caching=config.enable_prefix_caching,
+            eviction=config.eviction,
+            watermark_blocks=config.watermark_blocks,
             on_free=getattr(executor, "discard", None),
         )
 
@@ -218,7 +228,7 @@ class Engine:
         self.clock.start()
         step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
         step.grant_decodes()
-        self._execute(step.close(), 0.0 if self.clock.measures else self.modelled_us)
+        self._execute(step.close(), 0.0 if self.clock.measures else self.modelled_us, self._chain())
 
     def _ask(self, now: int) -> None:
         self.standing_until = None
@@ -230,12 +240,18 @@ class Engine:
         if decision.idle_until_ns is not None:
             self._idle(decision)
             return
-        if decision.hold_until_ns is not None and self.config.honour_holds:
+        held = decision.hold_until_ns is not None
+        if held and self.config.honour_holds:
             self.standing_until = decision.hold_until_ns
             if self._jump is not None:
                 self._jump(now, decision)
                 return
-        self._execute(decision, scheduler_us)
+        self._execute(decision, scheduler_us, self._chain() if held else 1)
+
+    def _chain(self) -> int:
+        """How many steps of a held decision are one boundary from here; their blocks are given."""
+        limit = chain_limit(self.ledger.cohort.members, self.config.max_chained_steps)
+        return take_chain(self.ledger, limit) if limit > 1 else 1
 
     def _schedule(self, step: Step) -> float:
         """Let the policy decide; returns its time in microseconds, measured or modelled. Its faults name it."""
@@ -293,11 +309,11 @@ class Engine:
 
     # -- executing --
 
-    def _execute(self, decision: Decision, scheduler_us: float) -> None:
-        batch = self._batch(decision)
+    def _execute(self, decision: Decision, scheduler_us: float, steps: int) -> None:
+        batch = self._batch(decision, steps)
         result = self.executor.execute(batch)
         duration = self._pass(result.duration_ns, decision)
-        journal.log_step(self, decision, batch, duration, result.bound, scheduler_us)
+        journal.log_step(self, decision, batch, result, duration, scheduler_us)
         self.commit.apply(decision, batch, result, self.clock.now())
 
     def _pass(self, modelled_ns: int, decision: Decision) -> int:
@@ -308,16 +324,17 @@ class Engine:
     def _idle(self, decision: Decision) -> None:
         """The policy chose to wait: run pending copies, pass the time, move what was preempted."""
         assert decision.idle_until_ns is not None
-        batch, duration = self._batch(decision), 0
+        batch, result, duration = self._batch(decision), StepResult(0), 0
         if batch.copies_out:
-            duration = self._pass(self.executor.execute(batch).duration_ns, decision)
-        journal.log_step(self, decision, batch, duration, None, 0.0)
+            result = self.executor.execute(batch)
+            duration = self._pass(result.duration_ns, decision)
+        journal.log_step(self, decision, batch, replace(result, bound=None), duration, 0.0)
         self.commit.move(decision)
         wake = min(decision.idle_until_ns, self.next_event_ns())
         if self.clock.now() < wake:
             self.clock.idle_until(int(wake))
 
-    def _batch(self, decision: Decision) -> Batch:
+    def _batch(self, decision: Decision, steps: int = 1) -> Batch:
         ledger, decodes = self.ledger, decision.decodes
         cohort = ledger.cohort
         if decodes is cohort.members:
@@ -327,8 +344,9 @@ class Engine:
             context = sum([request.num_computed_tokens for request in decodes]) + len(decodes)
         tokens = sum([prefill.tokens for prefill in decision.prefills]) if decision.prefills else 0
         batch = Batch(
-            decision.prefills, decodes, decision.decodes_at, tokens, context, ledger.copies_out, ledger.copies_in
-        )
+            decision.prefills, decodes, decision.decodes_at, tokens, context, ledger.copies_out, ledger.copies_in,
+            steps=steps,
+        )  # fmt: skip
         if self.columns is not None:
             self._fill_inputs(decision, batch, self.columns)
         return batch

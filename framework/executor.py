@@ -23,19 +23,22 @@ class StepResult:
     measure ignore it. `tokens` is int64 [num_grants, k], row i the new tokens of grant i in batch order, padded with
     -1 (an inner chunk is all -1); None from an executor without tokens, which then stands for one unnamed token a
     finished grant. `bound` names what limited the step (compute, memory, overhead). `failed` maps grant index to a
-    reason.
+    reason. Of a chain, a failed grant keeps what it had before. `device_us` is what the device itself took, where
+    that is measured.
     """
 
     duration_ns: int
     tokens: np.ndarray | None = None
     bound: str | None = None
     failed: dict[int, str] = field(default_factory=dict)
+    device_us: float | None = None
 
 
 class Executor(Protocol):
     """Runs batches. One executor serves one engine.
 
     `needs_inputs`: the engine builds `batch.inputs` before each `execute`. `eos_token_ids` end a live request.
+    An executor with a true attribute `chains` runs batches of several steps.
     """
 
     needs_inputs: bool

@@ -33,11 +33,13 @@ def check_step(decision: Decision, budget: int, ledger: Ledger) -> None:
 
 def audit(ledger: Ledger) -> None:
     """Recompute who owns what and compare it with the books. Callable between steps."""
+    present = {request: _num_present(ledger.cache, request) for request in [*ledger.running, *ledger.waiting]}
     _audit_places(ledger)
     _audit_blocks(ledger)
+    _audit_runs(ledger, present)
     _audit_cohort(ledger)
     _audit_host(ledger)
-    _audit_hits(ledger)
+    _audit_hits(ledger, present)
 
 
 def _audit_places(ledger: Ledger) -> None:
@@ -73,10 +75,10 @@ def _audit_blocks(ledger: Ledger) -> None:
     free = np.bincount(np.array(pool.free, dtype=np.int64), minlength=pool.num_blocks)
     assert (free + ((owners > 0) | (cached > 0)) == 1).all(), "a block was lost, or is free and in use"
     assert not cache.remains, "remains outlived their step"
-    _audit_runs(ledger)
 
 
-def _audit_runs(ledger: Ledger) -> None:
+def _audit_runs(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
+    """`present` is how many groups of each request's chain are cached."""
     cache = ledger.cache
     held: dict[bytes, list[int]] = {}
     for request in ledger.running:
@@ -91,11 +93,9 @@ def _audit_runs(ledger: Ledger) -> None:
         assert run.blocks, "an empty run is indexed"
         assert run.held == sorted(held.get(key, [])), "a run's owners are not those that hold it"
         assert (run in cache.lru) == (run.num_unowned > 0), "a run is evictable without unowned blocks, or the reverse"
-    for request in [*ledger.running, *ledger.waiting]:
-        present = _num_present(cache, request)
-        assert all(map(cache.index.__contains__, request.chain.keys[:present])), (
-            f"{request}: a cached run lacks its prefix"
-        )
+    for request, groups in present.items():
+        leading = request.chain.keys[:groups]
+        assert all(map(cache.index.__contains__, leading)), f"{request}: a cached run lacks its prefix"
 
 
 def _num_present(cache: PrefixCache, request: EngineRequest) -> int:
@@ -127,12 +127,12 @@ def _audit_host(ledger: Ledger) -> None:
         assert len(request.host_blocks) == expected, f"{request}: {len(request.host_blocks)} host blocks"
 
 
-def _audit_hits(ledger: Ledger) -> None:
+def _audit_hits(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
     cache = ledger.cache
     for request in ledger.waiting:
-        present, chain = _num_present(cache, request), request.chain
-        before = chain.ends[present - 2] if present > 1 else 0
-        cached = before + len(cache.index[chain.keys[present - 1]].blocks) if present else 0
+        groups, chain = present[request], request.chain
+        before = chain.ends[groups - 2] if groups > 1 else 0
+        cached = before + len(cache.index[chain.keys[groups - 1]].blocks) if groups else 0
         limit = min((request.num_tokens - 1) // cache.block_size, chain.num_blocks)
         assert cache.hit_blocks(request) == min(cached, limit), f"{request}: its hit is out of date"
     promised: Counter[bytes] = Counter()

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from schedlab.framework.batch import Batch
+from schedlab.framework.executor import StepResult
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.step import Decision
 
@@ -16,29 +17,29 @@ if TYPE_CHECKING:
 
 
 def log_step(
-    engine: Engine, decision: Decision, batch: Batch, duration_ns: int, bound: str | None, scheduler_us: float
+    engine: Engine, decision: Decision, batch: Batch, result: StepResult, duration_ns: int, scheduler_us: float
 ) -> None:
     """One decision row and one step row; called after execution and before the commit changes the books."""
-    log_decision(engine, decision, batch.decodes)
+    log_decision(engine, decision, batch.decodes, batch.steps)
     decodes, prefills, ledger = batch.decodes, batch.prefills, engine.ledger
     context = batch.decode_context
     if prefills:
         context += sum([start + count for _, start, count in prefills])
     engine.recorder.step(
-        engine.num_steps, 1, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills),
+        engine.num_steps, batch.steps, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills),
         len(decodes), context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free,
         ledger.cache.num_unowned,
-        len(batch.copies_out) + len(batch.copies_in), bound, scheduler_us,
+        len(batch.copies_out) + len(batch.copies_in), result.bound, scheduler_us, device_us=result.device_us,
     )  # fmt: skip
-    engine.num_steps += 1
+    engine.num_steps += batch.steps
 
 
-def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest]) -> None:
-    """The decision row: what was granted and preempted, and what was refused."""
+def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest], steps: int = 1) -> None:
+    """The decision row: what was granted and preempted, and what was refused. A chain decides all its steps at once."""
     members = engine.ledger.cohort.members
     all_decoded = bool(decodes) and (decodes is members or decodes == members)
     if all_decoded and not (decision.prefills or decision.preempted or decision.refusals):
-        engine.recorder.decode_all(engine.num_steps, decision.now_ns)
+        engine.recorder.decode_all(engine.num_steps, decision.now_ns, steps)
         return
     idle = decision.idle_until_ns
     engine.recorder.decision(
@@ -50,4 +51,7 @@ def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest
         decision.decodes_at,
         decision.refusals,
         None if idle is None or math.isinf(idle) else int(idle),
+        [start for _, start, _ in decision.prefills],
     )
+    if steps > 1:
+        engine.recorder.decode_all(engine.num_steps + 1, decision.now_ns, steps - 1)

@@ -12,6 +12,7 @@ from typing import Literal
 from schedlab.framework.block_pool import BlockPool, HostPool
 from schedlab.framework.cohort import DecodeCohort
 from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
+from schedlab.framework.eviction import Eviction
 from schedlab.framework.lineup import Lineup, QueueView
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import STILL, EngineRequest
@@ -20,7 +21,10 @@ PreemptMode = Literal["recompute", "swap"]
 
 
 class Ledger:
-    """The scheduler's books. `waiting` is in arrival order, `running` and `prefilling` in admission order."""
+    """The scheduler's books. `waiting` is in arrival order, `running` and `prefilling` in admission order.
+
+    An admission beside running requests leaves `watermark_blocks` free.
+    """
 
     def __init__(
         self,
@@ -30,12 +34,15 @@ class Ledger:
         max_num_seqs: int,
         *,
         prefix_caching: bool = True,
+        eviction: Eviction = "lru",
+        watermark_blocks: int = 0,
         on_free: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.watermark_blocks = watermark_blocks
         self.pool = BlockPool(num_blocks, on_free)
-        self.cache = PrefixCache(self.pool, block_size)
+        self.cache = PrefixCache(self.pool, block_size, eviction)
         self.host = HostPool(num_host_blocks)
         self.cohort = DecodeCohort(block_size)
         self.queue = Lineup()
@@ -67,17 +74,22 @@ class Ledger:
 
     def start_of(self, request: EngineRequest) -> int:
         """Position from which a grant would compute now: what is in the cache, on the host, or already computed."""
-        return request.num_computed_tokens if request._state == "running" else self.prefix_of(request)[1]
+        if request._state == "running" or request.watched is None:
+            return request._computed + request._cadence.tick
+        return self.prefix_of(request)[1]
 
     def blocks_to_admit(self, request: EngineRequest, tokens: int) -> int:
         """By how much `num_free` falls if the waiting request is granted `tokens`: new blocks and unowned hits."""
+        if request.watched is None:
+            return -(-(request._computed + tokens) // self.block_size)
         hit, start = self.prefix_of(request)
         new = -(-(start + tokens) // self.block_size) - hit
         return new + self.cache.unowned_in_hit(request, hit) if hit else new
 
     def blocks_to_continue(self, request: EngineRequest, tokens: int) -> int:
         """The same for a running request."""
-        return self.blocks_for(request.num_computed_tokens + tokens) - len(request.block_table)
+        length = request._computed + request._cadence.tick + tokens
+        return -(-length // self.block_size) - len(request.block_table)
 
     # -- arrivals --
 
@@ -246,4 +258,5 @@ class Ledger:
         """The step has run: what victims left behind becomes visible."""
         if self.cache.remains:
             self.cache.commit()
-        self.copies_out, self.copies_in = [], []
+        if self.copies_out or self.copies_in:
+            self.copies_out, self.copies_in = [], []

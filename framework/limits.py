@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.eviction import EVICTIONS, Eviction
 from schedlab.framework.request import EngineRequest, State
 
 
@@ -15,9 +16,12 @@ from schedlab.framework.request import EngineRequest, State
 class EngineConfig:
     """The scheduler's limits, named as in vLLM where vLLM has them.
 
-    `num_blocks`: KV blocks on the device. `swap_space_gib`: host memory for swapped requests. `fast_forward` and
-    `honour_holds` change how a standing decision is executed, never what is decided. `audit_every`: boundaries between
-    full audits of the books.
+    `num_blocks`: KV blocks on the device. `swap_space_gib`: host memory for swapped requests. `watermark`: share of the
+    blocks that an admission leaves free, if anybody runs. `eviction`: which cached block goes first when blocks are
+    short. `fast_forward` and `honour_holds` change how a standing decision is executed, never what is decided.
+    `audit_every`: boundaries between full audits of the books. `max_chained_steps`: decode steps of a held decision
+    that run back to back, as one boundary: arrivals and aborts wait for its end, and its tokens become visible there
+    together.
     """
 
     num_blocks: int
@@ -27,6 +31,9 @@ class EngineConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     swap_space_gib: float = 0.0
+    watermark: float = 0.0
+    eviction: Eviction = "lru"
+    max_chained_steps: int = 1
     fast_forward: bool = True
     honour_holds: bool = True
     audit_every: int = 1000
@@ -38,17 +45,27 @@ class EngineConfig:
             "max_num_seqs",
             "max_num_batched_tokens",
             "block_size",
+            "max_chained_steps",
             "audit_every",
         ):
             if getattr(self, key) < 1:
                 raise ConfigError(f"engine.{key}: expected a number of at least 1, found {getattr(self, key)}")
         if not 0 <= self.swap_space_gib < math.inf:
             raise ConfigError(f"engine.swap_space_gib: expected a size of at least 0, found {self.swap_space_gib}")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"engine.watermark: expected a share in [0, 1), found {self.watermark}")
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"engine.eviction: expected {' or '.join(EVICTIONS)}, found {self.eviction}")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ConfigError(
                 f"engine.max_num_batched_tokens: expected at least engine.max_num_seqs = {self.max_num_seqs}, so that "
                 f"all running requests can decode in one step; found {self.max_num_batched_tokens}"
             )
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that an admission leaves free."""
+        return math.ceil(self.watermark * self.num_blocks)
 
     @property
     def pool_tokens(self) -> int:

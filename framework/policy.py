@@ -5,6 +5,7 @@ Knows the shape of a policy; knows no policy. The verbs are in step.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -71,6 +72,11 @@ class Policy:
 
     needs_prediction: ClassVar[bool] = False
     """Set when decisions read `predicted_output_tokens`; a run without a predictor is then refused at its start."""
+
+    unbounded: ClassVar[Mapping[str, str]] = {}
+    """What a steady load may put off for ever by design, each with why; the conformance kit then reports it and fails
+    nobody. Keys: `waiting` (the end of a request that others overtake) and `gap` (the next token of one that decodes).
+    """
 
     def schedule(self, step: Step) -> None:
         """Say what this step computes by calling verbs on `step`; `step` is dead when this returns."""

@@ -8,11 +8,11 @@ Knows chains, blocks and owners; knows nothing of policies, budgets or time.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from schedlab.framework.block_pool import BlockPool
 from schedlab.framework.content import Chain
+from schedlab.framework.eviction import EVICTIONS, Eviction
 from schedlab.framework.request import EngineRequest
 
 
@@ -38,15 +38,17 @@ class Run:
 class PrefixCache:
     """Content-addressed blocks over a `BlockPool`. `num_unowned` blocks are cached and owned by nobody.
 
-    Eviction is least recently used, a chain's last block first; the recency of a run is that of its last owner's leave.
+    Eviction is least recently used unless another order is given, and a chain's last block first in any; the recency of
+    a run is that of its last owner's leave.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, eviction: Eviction = "lru") -> None:
         self.pool = pool
         self.block_size = block_size
         self.num_unowned = 0
         self.index: dict[bytes, Run] = {}
-        self.lru: OrderedDict[Run, None] = OrderedDict()
+        self.lru = EVICTIONS[eviction]()
+        self._used: Callable[[Sequence[Run]], None] | None = getattr(self.lru, "used", None)
         self.remains: list[tuple[EngineRequest, int, Run]] = []
         self.computing: dict[bytes, int] = {}
         self._watchers: dict[bytes, dict[EngineRequest, None]] = {}
@@ -163,7 +165,10 @@ class PrefixCache:
 
     def release(self, request: EngineRequest) -> None:
         """Give up the request's published blocks; they stay cached, its last run being the first to be evicted."""
-        for run, count in reversed(list(self._runs(request.chain, 0, request.num_published))):
+        runs = list(self._runs(request.chain, 0, request.num_published))
+        if self._used is not None:
+            self._used([run for run, _ in runs])
+        for run, count in reversed(runs):
             before = run.num_unowned
             del run.held[bisect_left(run.held, count)]
             self._note_unowned(run, before, touch=True)
@@ -272,6 +277,8 @@ class PrefixCache:
             self._grow(run, mine[max(have, 0) :])
             touched.append((run, 0))
             first += count
+        if self._used is not None:
+            self._used([run for run, _ in touched])
         for run, _ in reversed(touched):
             if run.num_unowned:
                 self.lru[run] = None

@@ -52,7 +52,10 @@ def load_table(directory: Path, table: str, record: str, *, whole: bool) -> Colu
 
 def _read_log(path: Path, schema: Schema, *, whole: bool) -> Columns:
     batches = log_lines(path, whole=whole)
-    return join_columns(schema, [to_arrays(schema, from_json_lines(schema, lines)) for lines in batches])
+    try:
+        return join_columns(schema, [to_arrays(schema, from_json_lines(schema, lines)) for lines in batches])
+    except KeyError as missing:
+        raise ConfigError(f"{path}: rows have no {missing}; another version of schedlab wrote them") from None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
@@ -108,6 +108,7 @@ class Recorder:
         scheduler_us: float | None,
         free_block_ns: int | None = None,
         free_blocks_min: int | None = None,
+        device_us: float | None = None,
     ) -> None:
         """An executed batch, or `repeat` equal ones with their durations and scheduler times summed.
 
@@ -115,12 +116,14 @@ class Recorder:
         sum of free blocks times duration over all of them, and `free_blocks_min` the fewest that were free.
 
         `free_blocks` counts cached blocks that nobody owns, as `Step.free_blocks` does; `cached_blocks` are these.
-        `scheduler_us` is None where the policy was not asked or its time is not known.
+        `scheduler_us` is None where the policy was not asked or its time is not known, `device_us`, what the
+        device itself took, where no executor measures it.
         """
         buffer = self._step_buffer
         buffer += (
             index, repeat, now_ns, duration_ns, prefill_tokens, decode_tokens, prefill_requests, decode_requests,
             context_tokens, running, waiting, free_blocks, cached_blocks, copied_blocks, bound, scheduler_us,
+            device_us,
         )  # fmt: skip
         if self._windowed:
             self._gaps = self._measured_gaps if self.measurement.inside(now_ns) else self._outside_gaps
@@ -139,8 +142,11 @@ class Recorder:
         decodes_at: int,
         refusals: Pairs,
         idle_until_ns: int | None,
+        starts: Sequence[int] = (),
     ) -> None:
         """What a policy decided in one step. `decodes` is "all", or ids in batch order; empty if nobody decodes.
+
+        `starts` are the positions from which the grants compute: of a prefix hit, or where the last grant ended.
 
         `idle_until_ns` is None for a step that did not idle, and for one that idles until something happens.
         """
@@ -154,7 +160,7 @@ class Recorder:
             self._digest.add(batch, 1, decode_only)
         refused = pairs_text(refusals) if refusals else ""
         idle = "null" if idle_until_ns is None else repr(idle_until_ns / NS)
-        self._decision_row(index, 1, now_ns, batch, refused, idle)
+        self._decision_row(index, 1, now_ns, batch, refused, idle, starts)
 
     def decode_all(self, index: int, now_ns: int, repeat: int = 1) -> None:
         """A step, or `repeat` of them, that granted one token to each of `decoding` and did nothing else."""
@@ -241,9 +247,12 @@ class Recorder:
             self._decision_row(self._run_index, self._run_repeat, self._run_now_ns, self._run_batch, "", "null")
             self._run_batch, self._run_repeat = "", 0
 
-    def _decision_row(self, index: int, repeat: int, now_ns: int, batch: str, refused: str, idle: str) -> None:
+    def _decision_row(
+        self, index: int, repeat: int, now_ns: int, batch: str, refused: str, idle: str, starts: Sequence[int] = ()
+    ) -> None:
         self._decision_buffer.append(
-            f'{{"index":{index},"repeat":{repeat},"now_ns":{now_ns},{batch},"refusals":[{refused}],"idle_until_s":{idle}}}\n'
+            f'{{"index":{index},"repeat":{repeat},"now_ns":{now_ns},{batch},"starts":[{",".join(map(str, starts))}],'
+            f'"refusals":[{refused}],"idle_until_s":{idle}}}\n'
         )
         if len(self._decision_buffer) >= self._limit:
             self.flush()

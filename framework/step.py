@@ -146,6 +146,12 @@ class Step:
             self._changed = tuple(self._ledger.cache.take_changed())
         return self._changed
 
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that an admission leaves free, as long as anybody runs (`engine.watermark`)."""
+        ledger = self._ledger
+        return ledger.watermark_blocks if ledger.running else 0
+
     def cached_tokens(self, request: Request) -> int:
         """The position from which a grant would compute now; true when read, a later grant may evict it."""
         ledger = self._ledger
@@ -174,6 +180,8 @@ class Step:
             return 0
         start = ledger.start_of(req)
         spare = ledger.cache.num_free - self.blocks_needed(req, 0)
+        if ledger.watermark_blocks and req._state != "running":
+            spare -= self.watermark_blocks
         if spare < 0:
             return 0
         have = max(ledger.blocks_for(start), len(req.block_table))
@@ -280,10 +288,12 @@ class Step:
             self._fail(f"cannot be granted: it is {req._state}", req)
         if admission and not ledger.free_slots:
             return self._refused(req, NO_SLOT)
-        if self._decodes_all(req):
+        if not admission and self._decodes_all(req):
             self._refuse_again(req)
         start = ledger.start_of(req)
-        tokens = min(req.num_tokens - start, self._budget)
+        tokens = req._tokens + req._cadence.tick - start
+        if tokens > self._budget:
+            tokens = self._budget
         if max_tokens is not None and max_tokens < tokens:
             tokens = max_tokens
         if tokens <= 0:
@@ -292,6 +302,8 @@ class Step:
         if need > ledger.cache.num_free:
             return self._refused(req, NO_MEMORY)
         if admission:
+            if ledger.watermark_blocks and need > ledger.cache.num_free - self.watermark_blocks:
+                return self._refused(req, NO_MEMORY)
             self._admitted[req] = start
             ledger.admit(req, tokens)
         else:

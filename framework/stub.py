@@ -33,6 +33,7 @@ class StubExecutor:
 
     needs_inputs = True
     jumpable = False
+    chains = True
 
     def __init__(self, vocab_size: int = 1000, step_ns: int = 1_000_000, token_ns: int = 10_000) -> None:
         self.vocab_size = vocab_size
@@ -66,8 +67,11 @@ class StubExecutor:
         inputs = batch.inputs
         if inputs is None or not inputs.requests:
             return StepResult(self.step_ns)
-        tokens_N1 = self._compute(inputs)
-        return StepResult(self.step_ns + self.token_ns * len(inputs.token_ids_T), tokens_N1)
+        tokens_NK = np.empty((len(inputs.requests), batch.steps), dtype=np.int64)
+        for step in range(batch.steps):
+            inputs = inputs.following(tokens_NK[:, step - 1], self.block_size) if step else inputs
+            tokens_NK[:, step : step + 1] = self._compute(inputs)
+        return StepResult(batch.steps * (self.step_ns + self.token_ns * len(inputs.token_ids_T)), tokens_NK)
 
     def _compute(self, inputs: Inputs) -> np.ndarray:
         starts_N = inputs.positions_T[inputs.query_starts_N1[:-1]]

@@ -69,6 +69,7 @@ STEPS: Schema = {
     "copied_blocks": "int",
     "bound": "text?",
     "scheduler_us": "real?",
+    "device_us": "real?",
 }
 DECISIONS: Schema = {
     "index": "int",
@@ -78,6 +79,7 @@ DECISIONS: Schema = {
     "grants": "json",
     "decodes": "json",
     "decodes_at": "int",
+    "starts": "json",
     "refusals": "json",
     "idle_until_s": "time?",
 }

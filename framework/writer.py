@@ -57,8 +57,8 @@ class RunWriter(Recorder):
         self._flushed_at = time.monotonic()
         self._ended = False
         self.directory.mkdir(parents=True, exist_ok=True)
-        _remove_results(self.directory)
         self._write_result("interrupted", {"error": "the run did not get to its end"})
+        _remove_logs(self.directory)
         tables = tuple(SCHEMAS) if record == "full" else ()
         self._logs = {table: GzipLog(self.directory, table) for table in tables}
 
@@ -80,7 +80,7 @@ class RunWriter(Recorder):
         if self._log_format == "parquet":
             for table in self._logs:
                 convert_log(self.directory, table)
-        _write_json(self.directory / "vllm_bench.json", tables.vllm_bench)
+        write_json(self.directory / "vllm_bench.json", tables.vllm_bench)
         tables.result = self._write_result(tables.status, tables.result)
         return tables
 
@@ -107,7 +107,7 @@ class RunWriter(Recorder):
     def _write_result(self, status: str, result: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {"digest": None, "record": self.record, "summary": empty_summary(), "error": None}
         whole = {"status": status, "config_hash": self._config_hash, **defaults, **result}
-        _write_json(self.directory / "result.json", whole)
+        write_json(self.directory / "result.json", whole)
         return whole
 
     def _keep(self, table: str, flat: Flat) -> None:
@@ -127,15 +127,20 @@ def _check_option(key: str, value: str, options: tuple[str, ...]) -> None:
         raise ConfigError(f"{key}={value}: expected one of {', '.join(options)}")
 
 
-def _remove_results(directory: Path) -> None:
-    """An earlier run's results must never be read as this one's."""
+def _remove_logs(directory: Path) -> None:
+    """An earlier run's logs must never be read as this one's; its result has been replaced by then."""
     paths = [make(directory, table) for table in SCHEMAS for make in (log_path, partial_path, parquet_path)]
-    for path in (*paths, directory / "result.json", directory / "vllm_bench.json"):
+    for path in (*paths, directory / "vllm_bench.json"):
         path.unlink(missing_ok=True)
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Replace `path` in one go; NaN and infinity are refused, since they are not JSON."""
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace `path` in one go: whoever reads it, and whenever this process ends, finds the old text or the new."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    temporary.write_text(text)
     temporary.replace(path)

@@ -5,16 +5,20 @@ They know only what a policy may see. None of them idles or holds: that is the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
+from itertools import takewhile
 
 from schedlab.framework.request import Request
-from schedlab.framework.step import Grant, PreemptMode, Step
+from schedlab.framework.step import Grant, Step
+from schedlab.policies.preemption import Mode, preempt
+from schedlab.policies.victims import Rank, Victims, newest, strictly_worse
 
 
-def check_mode(mode: str) -> None:
-    """ValueError unless `mode` is a way to preempt."""
-    if mode not in ("recompute", "swap"):
-        raise ValueError(f"policy.preempt_mode: expected recompute or swap, found {mode}")
+def check_chunk(tokens: int) -> None:
+    """ValueError unless a step may compute `tokens`."""
+    if tokens < 1:
+        raise ValueError(f"policy.chunk_size: expected at least 1 token, found {tokens}")
 
 
 def make_room(
@@ -22,36 +26,30 @@ def make_room(
     request: Request,
     victims: Iterable[Request],
     max_tokens: int | None = None,
-    mode: PreemptMode = "recompute",
+    mode: Mode = "recompute",
 ) -> Grant:
     """Grant `request`; while blocks are short, preempt the next of `victims` and try again."""
     grant = step.grant(request, max_tokens)
     for victim in victims:
         if grant or grant.refusal != "memory":
             break
-        step.preempt(victim, mode)
+        preempt(step, victim, mode)
         grant = step.grant(request, max_tokens)
     return grant
 
 
-def newer_than(step: Step, request: Request) -> list[Request]:
-    """Running requests that were admitted after `request` and still run, newest first."""
-    running = list(step.running)
-    return [r for r in reversed(running[running.index(request) + 1 :]) if r.state == "running"]
-
-
-def decode_all(step: Step, mode: PreemptMode = "recompute", limit: int | None = None) -> bool:
-    """One token to each of `decoding` (the oldest `limit` of them); where blocks are short, the newest make room.
+def decode_all(step: Step, mode: Mode = "recompute", limit: int | None = None, victims: Victims = newest) -> bool:
+    """One token to each of `decoding` (the oldest `limit` of them); where blocks are short, `victims` make room.
 
     Returns whether all that were decoding at the start of the step decode: nobody was preempted, refused or left out.
     """
     limited = limit is not None and len(step.decoding) > limit
-    refused = step.grant_decodes(step.decoding[:limit] if limited else None)
+    refused = step.grant_decodes([r for r in step.decoding if r.state == "running"][:limit] if limited else None)
     for request in refused:
         if request.state != "running" or step.token_budget == 0:
             continue
-        if not make_room(step, request, newer_than(step, request), mode=mode):
-            step.preempt(request, mode)
+        if not make_room(step, request, victims(step, request), mode=mode):
+            preempt(step, request, mode)
     return not refused and not limited
 
 
@@ -64,24 +62,29 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     """Whether blocks for all that `request` has to compute are free now, and `spare_blocks` beyond them.
 
     Admission asks this of the whole context, not of the first chunk: what is admitted chunk by chunk into a full pool
-    is preempted again before it is done. With nothing running, `spare_blocks` is waived.
+    is preempted again before it is done. With nothing running, `spare_blocks` is waived. The engine's own watermark
+    counts as well.
     """
-    needed = step.blocks_needed(request, remaining(step, request))
-    return needed + (spare_blocks if spare_blocks and step.running else 0) <= step.free_blocks
+    needed = step.blocks_needed(request, request.num_tokens - step.cached_tokens(request))
+    spare = max(spare_blocks if spare_blocks and step.running else 0, step.watermark_blocks)
+    return needed + spare <= step.free_blocks
 
 
-def continue_prefills(step: Step, room: int, mode: PreemptMode = "recompute") -> int:
-    """Up to `room` tokens to the running prompts, oldest first; newer requests make room. Returns the tokens
-    granted.
-    """
+def continue_prefills(step: Step, room: int, mode: Mode = "recompute", victims: Victims = newest) -> int:
+    """Up to `room` tokens to the running prompts, oldest first; `victims` make room. Returns the tokens granted."""
     granted = 0
     for request in step.prefilling:
         if granted >= room:
             break
         if request.state == "running":
-            fits = min(step.fits(request), room - granted) or room - granted
-            granted += make_room(step, request, newer_than(step, request), fits, mode).tokens
+            granted += continue_prefill(step, request, room - granted, mode, victims)
     return granted
+
+
+def continue_prefill(step: Step, request: Request, room: int, mode: Mode, victims: Victims) -> int:
+    """Up to `room` tokens to one running prompt: what fits or, if nothing does, what `victims` make room for."""
+    fits = min(step.fits(request), room) or room
+    return make_room(step, request, victims(step, request), fits, mode).tokens
 
 
 def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0) -> int:
@@ -97,3 +100,96 @@ def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0
             break
         granted += grant.tokens
     return granted
+
+
+def admits(step: Step, request: Request) -> bool:
+    """Whether the waiting `request` could be admitted now, budget aside."""
+    return bool(step.free_slots) and fits_whole(step, request)
+
+
+def nobody_fits(step: Step) -> bool:
+    """Whether no waiting request could be admitted now, in whatever order they are asked.
+
+    Then a decision to decode may stand, although ranks move with time: until somebody finishes, memory only gets less.
+    """
+    return not any(admits(step, request) for request in step.waiting)
+
+
+def chunked_step(
+    step: Step,
+    order: Callable[[Step], Iterable[Request]],
+    chunk_size: int,
+    mode: Mode = "recompute",
+    victims: Victims = newest,
+) -> bool:
+    """Stall-free mix: decodes, then running prompts, then waiting ones in `order`; `chunk_size` tokens in all.
+
+    `order` is asked after the decodes, whose blocks may have evicted what a waiting request counted on, and only if
+    somebody can be admitted. Returns whether the step decodes all and does nothing else.
+    """
+    before = step.token_budget
+    undisturbed = decode_all(step, mode, chunk_size, victims)
+    room = min(chunk_size, before) - (before - step.token_budget)
+    chunks = continue_prefills(step, room, mode, victims)
+    if undisturbed and chunks < room and step.waiting and step.free_slots:
+        chunks += admit(step, order(step), room - chunks)
+    return undisturbed and not chunks
+
+
+def ranked_step(
+    step: Step,
+    waiting: Iterable[Request],
+    rank: Rank,
+    chunk_size: int,
+    mode: Mode = "recompute",
+    victims: Victims = newest,
+) -> bool:
+    """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it."""
+    before = step.token_budget
+    admitting = undisturbed = decode_all(step, mode, chunk_size, victims)
+    left = room = min(chunk_size, before) - (before - step.token_budget)
+    prompts = sorted(step.prefilling, key=rank)
+    for request in merge(prompts, takewhile(lambda _: admitting, waiting), key=rank):  # noqa: B023 - asked anew each time
+        if not left:
+            break
+        if request.state == "running":
+            admitting = admitting and step.fits(request) > 0
+            left -= continue_prefill(step, request, left, mode, victims)
+        elif request not in prompts:  # nor preempted in this step
+            admitting = admits(step, request)
+            left -= step.grant(request, left).tokens if admitting else 0
+    return undisturbed and left == room
+
+
+def reserve(step: Step, order: Iterable[Request]) -> Iterator[Request]:
+    """Waiting requests in `order` as long as blocks for prompt + `max_tokens` of all that run and of all that were
+    yielded can be had together. With nobody running the first is yielded in any case.
+    """
+    left = step.free_blocks - sum(step.blocks_needed(r, _worst_case(r)) for r in step.running if r.state == "running")
+    alone = not step.running
+    for request in order:
+        needed = step.blocks_needed(request, _worst_case(request))
+        if needed > left and not alone:
+            break
+        yield request
+        left -= needed
+        alone = False
+
+
+def _worst_case(request: Request) -> int:
+    """Tokens still to compute if `request` generates `max_tokens`, the last of which is never computed."""
+    return max(request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens, 0)
+
+
+def make_way(step: Step, head: Request, rank: Rank, mode: Mode = "recompute") -> bool:
+    """While `head` cannot be admitted, preempt running requests of strictly larger `rank`, the worst first.
+
+    To be called before anything is granted. Returns whether anybody was preempted.
+    """
+    preempted = False
+    for victim in strictly_worse(step, head, rank):
+        if admits(step, head):
+            break
+        preempt(step, victim, mode)
+        preempted = True
+    return preempted

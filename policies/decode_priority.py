@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schedlab.framework.policy import Policy
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import admit, check_mode, continue_prefills, decode_all
+from schedlab.framework.step import Step
+from schedlab.policies.common import admit, continue_prefills, decode_all
+from schedlab.policies.preemption import ChoosingVictims
 
 
 @dataclass
-class DecodePriority(Policy):
+class DecodePriority(ChoosingVictims):
     """While anybody decodes, a step adds at most `stall_tokens` of prompts, at most `max_prefill_streak` steps in a
     row, and admits only what leaves `watermark_blocks` free. With nobody decoding, prompts fill the token budget."""
 
     stall_tokens: int = 256
     max_prefill_streak: int = 4
     watermark_blocks: int = 8
-    preempt_mode: PreemptMode = "recompute"
     _streak: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+        super().__post_init__()
         if self.stall_tokens < 1 or self.max_prefill_streak < 1 or self.watermark_blocks < 0:
             raise ValueError(
                 f"policy: expected stall_tokens >= 1, max_prefill_streak >= 1, watermark_blocks >= 0; "
@@ -34,12 +33,12 @@ class DecodePriority(Policy):
             )
 
     def schedule(self, step: Step) -> None:
-        undisturbed = decode_all(step, self.preempt_mode)
+        undisturbed = decode_all(step, self.mode, victims=self.victim)
         if step.decoding and self._streak >= self.max_prefill_streak:
             self._streak = 0
             return
         room = min(self.stall_tokens, step.token_budget) if step.decoding else step.token_budget
-        chunks = continue_prefills(step, room, self.preempt_mode)
+        chunks = continue_prefills(step, room, self.mode, self.victim)
         if undisturbed:
             chunks += admit(step, step.waiting, room - chunks, self.watermark_blocks)
         if undisturbed and not chunks and not self._streak:

@@ -6,32 +6,31 @@ PagedAttention", SOSP 2023). vLLM V1's default is `chunked_prefill` here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from schedlab.framework.policy import Policy
-from schedlab.framework.step import PreemptMode, Step
-from schedlab.policies.common import check_mode, continue_prefills, decode_all, fits_whole, remaining
+from schedlab.framework.step import Step
+from schedlab.policies.common import continue_prefills, decode_all, fits_whole, remaining
+from schedlab.policies.preemption import ChoosingVictims
 
 
 @dataclass
-class FCFS(Policy):
+class FCFS(ChoosingVictims):
     """A step computes whole prompts in arrival order or, if none fits, one token of every running request.
 
     A prompt above the token budget runs alone in consecutive chunks; a shorter one is never split. The decode gap is
     unbounded while prompts keep arriving.
     """
 
-    preempt_mode: PreemptMode = "recompute"
-
-    def __post_init__(self) -> None:
-        check_mode(self.preempt_mode)
+    unbounded: ClassVar[Mapping[str, str]] = {"gap": "prompts come first, for as long as they keep arriving"}
 
     def schedule(self, step: Step) -> None:
-        if step.prefilling and continue_prefills(step, step.token_budget, self.preempt_mode):
+        if step.prefilling and continue_prefills(step, step.token_budget, self.mode, self.victim):
             return
         if self._admit_whole(step):
             return
-        if decode_all(step, self.preempt_mode):
+        if decode_all(step, self.mode, victims=self.victim):
             step.hold()
 
     def _admit_whole(self, step: Step) -> bool:

@@ -35,6 +35,10 @@ class Labels:
     def __len__(self) -> int:
         return len(self.codes)
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (self.codes,)
+
     def __getitem__(self, row: int) -> str | None:
         code = int(self.codes[row])
         return None if code < 0 else self.names[code]
@@ -62,6 +66,11 @@ class BlockIds:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        arrays = (self.offsets, self.values, self.widths)
+        return tuple(array for array in arrays if array is not None)
 
     @property
     def counts(self) -> Column:

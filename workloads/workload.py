@@ -36,8 +36,11 @@ class Workload(Protocol):
     def load(self, seed: int = 0) -> Trace:
         """All requests, in memory."""
 
-    def source(self, max_model_len: int, slo: SLO | None = None, seed: int = 0, **terms: object) -> Source:
-        """The requests for one run of an engine."""
+    def source(
+        self, max_model_len: int, slo: SLO | None = None, seed: int = 0, *,
+        vocab_size: int | None = None, trace: Trace | None = None,
+    ) -> Source:  # fmt: skip
+        """The requests for one run of an engine; see `Offered.source`."""
 
     def describe(self, seed: int = 0, trace: Trace | None = None) -> str:
         """One line: requests, span, mean rate, and what was assumed or left out."""
@@ -208,19 +211,67 @@ class Recorded(Offered):
             time_unit=self.time_unit, block_size=self.block_size, hash_scope=self.hash_scope, strict=self.strict,
             keep_failed=self.keep_failed, columns=dict(self.columns), tokenizer=self.tokenizer,
         )  # fmt: skip
-        return read(self._file(), self.format, options).with_columns(name=self.name)
+        return _traces.read(self._file(), self.format, options).with_columns(name=self.name)
 
     def _file(self) -> Path:
         if self.path is None:
             where = f"; obtain the file from {self.obtain}" if self.obtain else ""
             raise ConfigError(f"workload {self.name} needs workload.path{where}")
         if self.path.startswith(EMBEDDED):
-            return Path(str(files("schedlab.workloads") / "data" / self.path.removeprefix(EMBEDDED)))
+            return embedded_file(self.path)
         path = Path(self.path).expanduser()
         if not path.exists():
             where = f"; obtain it from {self.obtain}" if self.obtain else ""
             raise ConfigError(f"workload.path={self.path}: no such file{where}")
         return path
+
+
+class Traces:
+    """Reads files, and keeps the last `kept` traces for a process that runs the same ones again and again."""
+
+    def __init__(self, kept: int = 0) -> None:
+        self._kept = kept
+        self._found: dict[object, Trace] = {}
+
+    def read(self, path: Path, format: str | None, options: ReadOptions) -> Trace:
+        if not self._kept:
+            return read(path, format, options)
+        key = (str(path), format, repr(options), _look(path))
+        trace = self._found.pop(key, None) or read_only(read(path, format, options))
+        self._found[key] = trace
+        while len(self._found) > self._kept:
+            del self._found[next(iter(self._found))]
+        return trace
+
+
+def keep_traces(number: int) -> None:
+    """From now on this process keeps so many traces as they were read, whatever is then chosen from them."""
+    global _traces
+    _traces = Traces(number)
+
+
+_traces = Traces()
+
+
+def _look(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of what a trace may consist of: its folder's files, for some formats have several."""
+    folder = path if path.is_dir() else path.parent
+    found = {file.name: file.stat() for file in folder.iterdir() if file.is_file()}
+    return tuple((name, found[name].st_size, found[name].st_mtime_ns) for name in sorted(found))
+
+
+def read_only(trace: Trace) -> Trace:
+    """The same, with arrays that nobody can change for others."""
+    for _, column in trace.columns():
+        parts = (column,) if isinstance(column, np.ndarray) else column.arrays
+        for part in parts:
+            part.flags.writeable = False
+    return trace
+
+
+def embedded_file(name: str) -> Path:
+    """`embedded:NAME` in the package."""
+    return Path(str(files("schedlab.workloads") / "data" / name.removeprefix(EMBEDDED)))
 
 
 def one_of(name: str, value: str | None, *allowed: str | None) -> None:

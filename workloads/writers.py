@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,11 +21,13 @@ import numpy as np
 
 from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.request import NS, SLO, EngineRequest
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.source import Rows, Terms, TraceRequest
 from schedlab.workloads.trace import BlockIds, Trace
 
+BUFFERED = 256
+"""Lines that are compressed together."""
 encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -33,38 +37,52 @@ def encode_request(request: EngineRequest) -> str:
     `deadline_ns`, `abort_ns`, `preparation_ns` count from the arrival; `after` names the request that this one
     followed, `think_ns` after its end.
     """
-    row: dict[str, Any] = {
-        "request_id": request.request_id,
-        "source_row": request.source_row,
-        "arrival_ns": request._arrival_ns,
-        "prompt_tokens": request.num_prompt_tokens,
-        "output_tokens": request.recorded_output_tokens,
-        "content": _content(request),
-    }
-    row.update((k, v) for k, v in _optional(request) if v is not None)
-    return encode_json(row)
+    content, recorded, row = request.content, request.recorded_output_tokens, request.source_row
+    if type(content) is UniqueContent:  # by hand, as most are: it takes a fifth of the time
+        written = f'{{"row":{content.row},"seed":{content.seed}}}'
+    else:
+        written = encode_json(_content(request))
+    rest = dict(_optional(request))
+    return (
+        f'{{"request_id":{quote(request.request_id)},"source_row":{"null" if row is None else row},'
+        f'"arrival_ns":{request._arrival_ns},"prompt_tokens":{request.num_prompt_tokens},'
+        f'"output_tokens":{"null" if recorded is None else recorded},"content":{written}'
+        f"{',' + encode_json(rest)[1:] if rest else '}'}"
+    )
 
 
 def _optional(request: EngineRequest) -> Iterator[tuple[str, Any]]:
+    """The fields that are not at their default."""
     arrival = request._arrival_ns
-    yield "max_tokens", request.max_tokens if request.max_tokens >= 0 else None
-    yield "client", request.client if request.client != "default" else None
-    yield "priority", request.priority or None
-    yield "session", request.session
+    if request.max_tokens >= 0:
+        yield "max_tokens", request.max_tokens
+    if request.client != "default":
+        yield "client", request.client
+    if request.priority:
+        yield "priority", request.priority
+    if request.session is not None:
+        yield "session", request.session
     if request._deadline_ns is not None:
         yield "deadline_ns", request._deadline_ns - arrival
     if request.abort_ns is not None:
         yield "abort_ns", request.abort_ns - arrival
     if request.slo is not None:
-        yield "slo", {k: v for k, v in asdict(request.slo).items() if v is not None}
+        yield "slo", _limits(request.slo)
     if request.sampling is not None:
         yield "sampling", asdict(request.sampling)
-    yield "preparation_ns", (request.visible_ns - arrival) or None
-    yield "delivery_ns", request.delivery_ns or None
+    if request.visible_ns != arrival:
+        yield "preparation_ns", request.visible_ns - arrival
+    if request.delivery_ns:
+        yield "delivery_ns", request.delivery_ns
     if isinstance(request, TraceRequest):
-        yield "turn", request.turn
-        yield "after", request.after
-        yield "think_ns", request.think_ns
+        place = ("turn", request.turn), ("after", request.after), ("think_ns", request.think_ns)
+        yield from [(name, value) for name, value in place if value is not None]
+
+
+@lru_cache
+def _limits(slo: SLO) -> dict[str, Any]:
+    """Name and limits of a class, which many requests share."""
+    return {k: v for k, v in asdict(slo).items() if v is not None}
 
 
 def _content(request: EngineRequest) -> dict[str, Any]:
@@ -78,8 +96,7 @@ def _content(request: EngineRequest) -> dict[str, Any]:
         return {"session": content.session, "grows": getattr(request, "grows", False), "seed": content.seed}
     if isinstance(content, TokenContent):
         return {"tokens": content.token_ids.tolist()}
-    assert isinstance(content, UniqueContent), f"no written form for {type(content).__name__}"
-    return {"row": content.row, "seed": content.seed}
+    raise AssertionError(f"no written form for {type(content).__name__}")
 
 
 class WorkloadWriter:
@@ -87,15 +104,24 @@ class WorkloadWriter:
 
     def __init__(self, path: str | Path) -> None:
         self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=1)  # noqa: SIM115 (closed by close)
+        self._lines: list[str] = []
 
     def write(self, request: EngineRequest) -> None:
-        self._file.write(encode_request(request) + "\n")
+        self._lines.append(encode_request(request))
+        if len(self._lines) >= BUFFERED:
+            self._pass_on()
 
     def flush(self) -> None:
+        self._pass_on()
         self._file.flush()
 
     def close(self) -> None:
+        self._pass_on()
         self._file.close()
+
+    def _pass_on(self) -> None:
+        self._file.writelines(f"{line}\n" for line in self._lines)
+        self._lines.clear()
 
     def __enter__(self) -> WorkloadWriter:
         return self

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import triton
 
+from schedlab.framework.cost.fit import Profile
 from schedlab.kernels.dispatch import Kernels, kernels
 
 
@@ -39,12 +40,14 @@ class Row:
 class Device:
     """A GPU, or (`interpreted`) the CPU under Triton's interpreter, on which only small shapes end in time.
 
-    `copy_tb_s` and `matmul_tflops` are the measured ceilings: copied bytes count twice, read and written.
+    `copy_tb_s` and `matmul_tflops` are the measured ceilings: copied bytes count twice, read and written. `profile`:
+    the step times of the engine, once measured.
     """
 
     interpreted: bool
     copy_tb_s: float = float("nan")
     matmul_tflops: float = float("nan")
+    profile: Profile | None = None
     ops: Kernels = field(init=False)
 
     def __post_init__(self) -> None:

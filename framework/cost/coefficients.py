@@ -36,6 +36,8 @@ class Coefficients:
     key_ns, pair_ns, pair_ridge              prefill attention: per key, per pair beyond `pair_ridge` pairs a key
     decode_key_ns    each key that decodes read; `decode_computes`: bound by compute, not memory
     copy_ns, copied_byte_ns                  block copies: latency, per byte
+    host_ns, host_request_ns   of step_ns and request_ns, what a chain of steps takes once: the host and the scheduler;
+                               0 in a measured profile, which cannot tell them apart
     """
 
     idle_ns: float = 0.0
@@ -60,6 +62,8 @@ class Coefficients:
     decode_computes: bool = False
     copy_ns: float = 0.0
     copied_byte_ns: float = 0.0
+    host_ns: float = 0.0
+    host_request_ns: float = 0.0
 
     @classmethod
     def from_roofline(cls, roofline: Roofline, hardware: Hardware) -> Coefficients:
@@ -86,6 +90,8 @@ class Coefficients:
             key_ns=key_ns, pair_ns=pair_ns, pair_ridge=key_ns / pair_ns,
             decode_key_ns=max(attention_ns, read_ns), decode_computes=attention_ns > read_ns,
             copy_ns=hardware.copy_us * 1e3, copied_byte_ns=copy["block copies"][1],
+            host_ns=(hardware.step_us + hardware.scheduler_us) * 1e3,
+            host_request_ns=(hardware.request_us + hardware.scheduler_request_us) * 1e3,
         )  # fmt: skip
 
     def shares_ns(
@@ -140,10 +146,12 @@ def _by_part(step: Estimate) -> dict[str, tuple[float, float]]:
 class DecodeCost:
     """Duration of a step that gives one token to each of a fixed number of requests, as a function of its context.
 
-    `duration_ns` is the one function for stepping and jumping: monotone, exact integer arithmetic, rounded once.
+    `duration_ns` is the one function for stepping and jumping: monotone, exact integer arithmetic, rounded once. A step
+    that follows another of its chain has the base `further`: it takes no time of the host's, but never less than the
+    compute and memory time that explain it.
     """
 
-    __slots__ = ("_envelope", "base", "slope")
+    __slots__ = ("_envelope", "base", "further", "slope")
     shift = FRACTION_BITS
 
     def __init__(self, coefficients: Coefficients, explained: Coefficients, num_decodes: int) -> None:
@@ -152,6 +160,8 @@ class DecodeCost:
         base = sum(coefficients.shares_ns(n, n, n, 0, 0, 0, 0, 0))
         compute, memory, _ = explained.shares_ns(n, n, n, 0, 0, 0, 0, 0)
         self.base = round(base * _ONE) + _HALF
+        host = min(coefficients.host_ns + coefficients.host_request_ns * n, max(base - compute - memory, 0.0))
+        self.further = round((base - host) * _ONE) + _HALF
         self.slope = round(coefficients.decode_key_ns * _ONE)
         rate = explained.decode_key_ns
         self._envelope = _largest_over_context(
@@ -163,6 +173,12 @@ class DecodeCost:
     def duration_ns(self, context_sum: int) -> int:
         """Nanoseconds of a step after which the decodes' contexts sum to `context_sum`."""
         return (self.base + self.slope * context_sum) >> FRACTION_BITS
+
+    def chain_ns(self, context_sum: int, growth: int, num_steps: int) -> int:
+        """Nanoseconds of `num_steps` steps back to back, of contexts `context_sum, context_sum + growth, …`."""
+        contexts = range(context_sum + growth, context_sum + growth * num_steps, growth)
+        further = sum([(self.further + self.slope * context) >> FRACTION_BITS for context in contexts])
+        return self.duration_ns(context_sum) + further
 
     def durations_ns(self, context_sum: int, growth: int, num_steps: int) -> np.ndarray:
         """int64 [num_steps]: `duration_ns` of contexts `context_sum, context_sum + growth, …`, the same to the bit."""

@@ -17,8 +17,8 @@ from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.tables import Columns, RunTables
 
-UNKNOWN_WITHIN = ("free_blocks", "cached_blocks")
-"""Columns that a jump knows of its first step only: blocks are taken on the way, when is not logged."""
+UNKNOWN_WITHIN = ("free_blocks", "cached_blocks", "device_us")
+"""Columns that a jump does not know of each step: when blocks were taken on the way is not logged, and nothing ran."""
 
 
 def rates_of(executor: object) -> dict[str, Any] | None:
@@ -37,11 +37,14 @@ def expanded_steps(run: RunTables) -> Columns:
     rates = (run.manifest or {}).get("cost")
     if rates is None and (run.steps["repeat"] != 1).any():
         raise ConfigError("steps: the log has jumps, and there is no manifest with the cost to expand them by")
-    return expand(run.steps, rates or {})
+    return expand(run.steps, rates or {}, (run.manifest or {}).get("engine", {}).get("max_chained_steps", 1))
 
 
-def expand(steps: Columns, rates: Mapping[str, Any]) -> Columns:
-    """One row a step of the columns `steps`; `rates` as `rates_of` gives them."""
+def expand(steps: Columns, rates: Mapping[str, Any], chained: int = 1) -> Columns:
+    """One row a step of the columns `steps`; `rates` as `rates_of` gives them.
+
+    A row's steps are chains of `chained` and one of the rest, or are not chained, if that gives its duration.
+    """
     repeat = steps["repeat"]
     row = np.repeat(np.arange(len(repeat)), repeat)
     within = np.arange(len(row)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
@@ -55,7 +58,11 @@ def expand(steps: Columns, rates: Mapping[str, Any]) -> Columns:
         mine = jumped[out["decode_tokens"][jumped] == n]
         cost = DecodeCost(Coefficients(**rates["coefficients"]), Coefficients(**rates["explained"]), int(n))
         contexts = out["context_tokens"][mine]
-        out["duration_ns"][mine] = (cost.base + cost.slope * contexts) >> cost.shift
+        single = (cost.base + cost.slope * contexts) >> cost.shift
+        further = (cost.further + cost.slope * contexts) >> cost.shift
+        both = np.where(within[mine] % chained == 0, single, further)
+        totals = np.bincount(row[mine], weights=both, minlength=len(repeat))
+        out["duration_ns"][mine] = np.where((totals == steps["duration_ns"])[row[mine]], both, single)
         for at, context in zip(mine.tolist(), contexts.tolist(), strict=True):
             out["bound"][at] = cost.bound(context)
     _check(steps, out["duration_ns"], row)

@@ -6,8 +6,9 @@ scheduler's own time is part of the modelled overhead, never measured. Imports n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class CostExecutor:
     """
 
     needs_inputs = False
+    chains = True
     eos_token_ids: tuple[int, ...] = ()
 
     def __init__(
@@ -67,6 +69,12 @@ class CostExecutor:
         self._utilization = gpu_memory_utilization
         self._block_bytes = 0
         self._decode_costs: dict[int, DecodeCost] = {}
+
+    def use_rates(self, rates: Mapping[str, Mapping[str, Any]]) -> None:
+        """Charge what a run's manifest says that it charged (`expand.rates_of`), wherever that came from."""
+        self.coefficients = Coefficients(**rates["coefficients"])
+        self.explained = Coefficients(**rates["explained"])
+        self._decode_costs.clear()
 
     # ---- memory ----
 
@@ -127,10 +135,20 @@ class CostExecutor:
     def execute(self, batch: Batch) -> StepResult:
         """Duration and bound of `batch`; it computes no tokens."""
         if batch.prefills or batch.copies_out or batch.copies_in or not self.jumpable:
-            return self._mixed(batch)
+            return self._mixed(batch) if batch.steps == 1 else self._windowed_chain(batch)
         cost = self._decode_costs.get(len(batch.decodes)) or self.decode_cost(len(batch.decodes))
         context = batch.decode_context
+        if batch.steps > 1:
+            return StepResult(cost.chain_ns(context, len(batch.decodes), batch.steps), None, cost.bound(context))
         return StepResult(cost.duration_ns(context), None, cost.bound(context))
+
+    def _windowed_chain(self, batch: Batch) -> StepResult:
+        """A chain of decodes that each see a window: the lengths of every step count."""
+        assert self.window is not None and not batch.prefills, "only decodes are chained"
+        cost = self.decode_cost(len(batch.decodes))
+        first, *others = (windowed_context(batch, self.window, ahead) for ahead in range(batch.steps))
+        further = sum((cost.further + cost.slope * context) >> cost.shift for context in others)
+        return StepResult(cost.duration_ns(first) + further, None, cost.bound(first))
 
     def _mixed(self, batch: Batch) -> StepResult:
         """A step that is more than decodes, or whose decodes see a window."""
@@ -152,7 +170,7 @@ class CostExecutor:
         work = (tokens, rows, decodes, prefills, pairs, keys, context, copied)
         compute, memory, overhead = self.explained.shares_ns(*work)
         total = compute + memory + overhead
-        if self.profile is not None:
+        if self.coefficients is not self.explained:
             total = sum(self.coefficients.shares_ns(*work))
         return StepResult(round(total), None, largest(compute, memory, total - compute - memory))
 

@@ -130,9 +130,9 @@ def attention_reach(start: int, count: int, window: int | None = None) -> tuple[
     return pairs, min(stop, window - 1 + count)
 
 
-def windowed_context(batch: Batch, window: int) -> int:
-    """Keys that the decodes of `batch` read under a sliding window of `window` keys, the query's own included."""
-    return sum(min(request.num_computed_tokens + 1, window) for request in batch.decodes)
+def windowed_context(batch: Batch, window: int, ahead: int = 0) -> int:
+    """Keys that the decodes of `batch`, `ahead` steps on, read under a sliding window, the query's own included."""
+    return sum(min(request.num_computed_tokens + 1 + ahead, window) for request in batch.decodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from schedlab.framework.batch import Inputs
-from schedlab.framework.model.arithmetic import Arithmetic
 from schedlab.framework.model.config import ModelConfig
-from schedlab.framework.model.linear import Linear
+from schedlab.framework.model.linear import Linear, MakeLinear
 from schedlab.framework.model.rope import rope_tables
 from schedlab.framework.model.weights import LayerWeights, Weights
+from schedlab.kernels.dispatch import Kernels
 
 KVCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [num_blocks, block_size, Hkv, D]."""
@@ -76,23 +76,34 @@ def _spans(inputs: Inputs, device: torch.device) -> Iterator[Span]:
 class Decoder:
     """Weights made ready for one backend, and the forward pass over them."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        linear: MakeLinear,
+        *,
+        head: MakeLinear | None = None,
+        activations: torch.dtype | None = None,
+    ) -> None:
+        """`head` applies the last matrix, default `linear`; rows are `activations`, default the type of the weights."""
+        rows = activations or weights.norm_H.dtype
         device = weights.norm_H.device
         wide = torch.float64 if weights.norm_H.dtype == torch.float64 else torch.float32
         self._cos, self._sin = (t.to(device, wide) for t in rope_tables(config, config.max_position_embeddings))
         self._embed_VH = weights.embed_VH
-        self._layers = tuple(Layer(config, layer, arithmetic) for layer in weights.layers)
-        self._norm_H = weights.norm_H.to(arithmetic.activations)
-        self._lm_head = arithmetic.head(weights.lm_head_VH, None)
-        self._activations = arithmetic.activations
-        self._kernels = arithmetic.kernels
+        self._layers = tuple(Layer(config, layer, kernels, linear, rows) for layer in weights.layers)
+        self._norm_H = weights.norm_H.to(rows)
+        self._lm_head = (head or linear)(weights.lm_head_VH, None)
+        self._rows = rows
+        self._kernels = kernels
         self._eps = config.rms_norm_eps
         self._wide = wide
 
     def forward(self, batch: RaggedBatch, kv_caches: list[KVCache]) -> Tensor:
         """Write the keys and values of all tokens to their slots; logits [S, V], float32 (float64 in float64)."""
         cos, sin = self._cos[batch.positions_T], self._sin[batch.positions_T]
-        x_TH, residual_TH = self._embed_VH[batch.token_ids_T].to(self._activations), None
+        x_TH, residual_TH = self._embed_VH[batch.token_ids_T].to(self._rows), None
         for layer, cache in zip(self._layers, kv_caches, strict=True):
             x_TH, residual_TH = layer.forward(x_TH, residual_TH, batch, cos, sin, cache)
         rows = batch.last_rows_S
@@ -105,13 +116,14 @@ class Decoder:
 class Layer:
     """Attention and gated feed-forward, each behind a norm and added to the residual."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, arithmetic: Arithmetic) -> None:
-        linear = arithmetic.projection
+    def __init__(
+        self, config: ModelConfig, weights: LayerWeights, kernels: Kernels, linear: MakeLinear, rows: torch.dtype
+    ) -> None:
         self._config = config
-        self._kernels = arithmetic.kernels
+        self._kernels = kernels
         self._scale = config.head_dim**-0.5
         self._input_norm_H, self._post_norm_H, self._q_norm_D, self._k_norm_D = (
-            None if norm is None else norm.to(arithmetic.activations)
+            None if norm is None else norm.to(rows)
             for norm in (weights.input_norm_H, weights.post_norm_H, weights.q_norm_D, weights.k_norm_D)
         )
         self._qkv: Linear = linear(weights.qkv_OH, weights.qkv_bias_O)

@@ -6,7 +6,6 @@ and lengths as they are given.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,20 @@ from torch import Tensor
 from schedlab.framework.batch import Batch, Inputs
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
-from schedlab.framework.model.arithmetic import arithmetic
+from schedlab.framework.model.backend import Backend, backend_for
 from schedlab.framework.model.config import ModelConfig
-from schedlab.framework.model.decoder import Decoder, KVCache, RaggedBatch
+from schedlab.framework.model.decoder import Decoder, KVCache
+from schedlab.framework.model.graphs import DecodeGraphs, Recorder
 from schedlab.framework.model.memory import available_bytes, readable
+from schedlab.framework.model.phases import all_generated
 from schedlab.framework.model.sampling import sampling_tensors
+from schedlab.framework.model.stopwatch import stopwatch
 from schedlab.framework.model.weights import Weights, load_weights, random_weights
 from schedlab.framework.request import EngineRequest
 from schedlab.kernels.torch_invariant import ROW_TILE
 
+DECODE_SPLIT = 512
+"""Keys whose partial result a decode keeps in float32 until the splits are combined."""
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -33,13 +37,16 @@ class ModelExecutor:
 
     `dtype` is what weights and KV cache are held in; norms, rotation, softmax and logits are float32 at least, and on a
     CPU all that lies between the products. `weight_dtype` (bf16, int8, int4) is another type for the weights: of
-    integers, those of the layers' matrices, the rest then being bfloat16. `kernels`: "native" are the compiled ones,
-    "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's threads for the
-    whole process. `sampling_seed` seeds requests that bring no seed. `batch_invariant`: the same bits for a request in
-    any batch and under any chunking, at a price in speed.
+    integers, those of the layers' matrices, the rest then being bfloat16. `kernels`, for CPUs: "native" are the
+    compiled ones, "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's
+    threads for the whole process. `sampling_seed` seeds requests that bring no seed. `batch_invariant`: the same bits
+    for a request in any batch and under any chunking, at a price in speed. `recorder`: how steps of decodes are
+    recorded, padded to a few sizes, to be replayed; None runs each as it comes. `max_model_len` bounds their block
+    tables. `weights` stand for `path` and `seed`, `backend` for the device's own. Durations are the device's.
     """
 
     needs_inputs = True
+    chains = True
 
     def __init__(
         self,
@@ -52,14 +59,16 @@ class ModelExecutor:
         num_threads: int = 1,
         device: str = "cpu",
         batch_invariant: bool = False,
+        recorder: Recorder | None = None,
+        max_model_len: int | None = None,
+        weights: Weights | None = None,
         kernels: str = "auto",
         weight_dtype: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"model.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
-        if batch_invariant and device != "cpu":
-            raise ConfigError(f"engine.batch_invariant: expected false on {device}; it is made for the cpu")
-        if batch_invariant and ROW_TILE % num_threads:
+        if batch_invariant and device == "cpu" and ROW_TILE % num_threads:
             raise ConfigError(
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
@@ -70,16 +79,25 @@ class ModelExecutor:
         self._dtype: torch.dtype = DTYPES[dtype]
         self._device = torch.device(device)
         self._sampling_seed = sampling_seed
-        self._arithmetic = arithmetic(
+        self._backend = backend or backend_for(
             self._device, self._dtype, batch_invariant=batch_invariant, choice=kernels, weight_dtype=weight_dtype
         )
-        self._decoder = Decoder(config, self._weights(path, seed), self._arithmetic)
+        weights = self._weights(path, seed) if weights is None else weights
+        self._decoder = Decoder(
+            config, weights, self._backend.kernels, self._backend.linear, head=self._backend.head,
+            activations=self._backend.activations,
+        )  # fmt: skip
+        self._recorder = recorder
+        self._graphs: DecodeGraphs | None = None
+        self._max_model_len = max_model_len or config.max_position_embeddings
+        self._stopwatch = stopwatch(self._device)
+        self._block_size = 0
         self._kv = torch.empty(0)
         self._host_kv = torch.empty(0)
         self.kv_caches: list[KVCache] = []
 
     def _weights(self, path: str | Path | None, seed: int) -> Weights:
-        count, dtype = self.config.num_parameters(), self._arithmetic.weights
+        count, dtype = self.config.num_parameters(), self._backend.weights or self._dtype
         self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need")
         if path is None:
             return random_weights(self.config, seed, dtype, self._device)
@@ -89,17 +107,39 @@ class ModelExecutor:
         if needed > (available := available_bytes(self._device)):
             raise ConfigError(f"{said} {readable(needed)}, found {readable(available)} available")
 
+    def step_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        """The most that a step keeps besides weights and cache: activations, logits, and the splits of long decodes."""
+        config, itemsize = self.config, self._dtype.itemsize
+        widest = 3 * config.intermediate_size + 2 * config.hidden_size + config.q_size + 2 * config.kv_size
+        splits = -(-self._max_model_len // DECODE_SPLIT) * config.q_size * 4
+        return max_num_batched_tokens * widest * itemsize + max_num_seqs * (3 * 4 * config.vocab_size + 2 * splits)
+
     def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
         """Reserve [layers, K and V, blocks, block_size, Hkv, D] on the device, and as much for the host's blocks."""
+        self._release()
         needed = (num_blocks + num_host_blocks) * self.block_bytes(block_size)
         blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks"
         self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need")
         config = self.config
+        self._block_size = block_size
         row = (block_size, config.num_key_value_heads, config.head_dim)
         shape = (config.num_hidden_layers, 2)
         self._kv = torch.empty((*shape, num_blocks, *row), dtype=self._dtype, device=self._device)
-        self._host_kv = torch.empty((*shape, num_host_blocks, *row), dtype=self._dtype)
+        pinned = self._device.type == "cuda" and num_host_blocks > 0
+        self._host_kv = torch.empty((*shape, num_host_blocks, *row), dtype=self._dtype, pin_memory=pinned)
         self.kv_caches = [(layer[0], layer[1]) for layer in self._kv]
+        if self._recorder is not None:
+            self._graphs = DecodeGraphs(
+                self._decoder, self._backend.kernels, self.kv_caches, self._device, max_num_seqs=max_num_seqs,
+                max_blocks=min(-(-self._max_model_len // block_size), num_blocks), recorder=self._recorder,
+            )  # fmt: skip
+
+    def _release(self) -> None:
+        """Give back what an engine before this one was given."""
+        self._graphs, self.kv_caches = None, []
+        self._kv = self._host_kv = torch.empty(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def block_bytes(self, block_size: int) -> int:
         return block_size * 2 * self.config.num_hidden_layers * self.config.kv_size * self._dtype.itemsize
@@ -109,29 +149,51 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
-        began = time.perf_counter_ns()
+        self._stopwatch.start()
         _copy(self._kv, self._host_kv, batch.copies_out)
         _copy(self._host_kv, self._kv, batch.copies_in)
-        failed: dict[int, str] = {}
-        tokens = np.empty((0, 1), dtype=np.int64)
-        if batch.inputs is not None and batch.inputs.requests:
-            tokens = self._compute(batch.inputs, failed)
-        return StepResult(time.perf_counter_ns() - began, tokens, failed=failed)
+        inputs = batch.inputs
+        if inputs is None or not inputs.requests:
+            self._stopwatch.stop()
+            return self._result(np.empty((0, 1), dtype=np.int64), {})
+        on_device_SK = self._run(inputs, batch.steps)
+        self._stopwatch.stop()
+        drawn_SK = on_device_SK.cpu().numpy()  # the one wait for the device in a step
+        tokens_NK = np.full((len(inputs.requests), batch.steps), -1, dtype=np.int64)
+        tokens_NK[inputs.emitting_S] = drawn_SK
+        return self._result(tokens_NK, _failed(inputs, drawn_SK))
+
+    def _result(self, tokens_NK: np.ndarray, failed: dict[int, str]) -> StepResult:
+        took_ns = self._stopwatch.elapsed_ns()
+        return StepResult(took_ns, tokens_NK, failed=failed, device_us=took_ns / 1000)
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Run the model on `inputs`: logits [S, V] of the emitting grants. Keys and values go to their slots."""
-        return self._decoder.forward(RaggedBatch.of(inputs, self._device), self.kv_caches)
+        return self._decoder.forward(self._backend.ragged(inputs, self._device), self.kv_caches)
 
-    def _compute(self, inputs: Inputs, failed: dict[int, str]) -> np.ndarray:
-        tokens_N1 = np.full((len(inputs.requests), 1), -1, dtype=np.int64)
-        logits_SV = self.logits(inputs)
+    def _run(self, inputs: Inputs, steps: int) -> Tensor:
+        """Tokens [S, steps] drawn by `inputs` and by the steps of decodes that follow from them, on the device."""
+        if self._graphs is not None and all_generated(inputs):
+            return self._graphs.run(inputs, steps, self._sampling_seed)
+        drawn = [self._draw(inputs)]
+        for _ in range(steps - 1):
+            inputs = inputs.following(drawn[-1].cpu().numpy(), self._block_size)
+            drawn.append(self._draw(inputs))
+        return torch.stack(drawn, dim=1)
+
+    def _draw(self, inputs: Inputs) -> Tensor:
         sampling = sampling_tensors(inputs, self._sampling_seed, self._device)
-        drawn_S = self._arithmetic.kernels.sample(logits_SV, *sampling).cpu()
-        tokens_N1[inputs.emitting_S, 0] = drawn_S.numpy()
-        for grant, position in zip(inputs.emitting_S.tolist(), inputs.output_positions_S.tolist(), strict=True):
-            if tokens_N1[grant, 0] < 0:
-                failed[grant] = f"logits at position {position} are not finite"
-        return tokens_N1
+        tokens_S: Tensor = self._backend.kernels.sample(self.logits(inputs), *sampling)
+        return tokens_S
+
+
+def _failed(inputs: Inputs, drawn_SK: np.ndarray) -> dict[int, str]:
+    """The grants that did not draw a token in every step, and why."""
+    failed = {}
+    for grant, position, drawn_K in zip(inputs.emitting_S.tolist(), inputs.output_positions_S, drawn_SK, strict=True):
+        if (missing := np.flatnonzero(drawn_K < 0)).size:
+            failed[grant] = f"logits at position {position + missing[0]} are not finite"
+    return failed
 
 
 def _copy(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:

@@ -16,6 +16,12 @@ def available_bytes(device: torch.device) -> int:
     return min(_free_ram(), _cgroup_rest())
 
 
+def kv_cache_bytes(device: torch.device, utilization: float, reserved: int) -> int:
+    """Device memory for the KV cache: `utilization` of all of it, less what is taken and what a step will take."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total * utilization) - (total - free) - reserved
+
+
 def readable(count: float) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 

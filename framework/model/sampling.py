@@ -1,9 +1,10 @@
-"""Sampling parameters of a batch as tensors, and the seed of each request. Knows no logits."""
+"""Sampling parameters of a batch as arrays and tensors, and the seed of each request. Knows no logits."""
 
 from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +16,21 @@ GREEDY = SamplingParams()
 
 def sampling_tensors(inputs: Inputs, sampling_seed: int, device: torch.device) -> tuple[Tensor, ...]:
     """(temperatures, top_ks, top_ps, seeds, positions), each [S], of the grants that emit."""
+    seeds, top_ks, temperatures, top_ps = (
+        torch.from_numpy(array).to(device) for array in sampling_arrays(inputs, sampling_seed)
+    )
+    return temperatures, top_ks, top_ps, seeds, torch.from_numpy(inputs.output_positions_S).to(device)
+
+
+def sampling_arrays(inputs: Inputs, sampling_seed: int) -> tuple[np.ndarray, ...]:
+    """(seeds, top_ks, temperatures, top_ps), int64 and float64 [S], of the grants that emit."""
     requests = [inputs.requests[grant] for grant in inputs.emitting_S.tolist()]
     params = [request.sampling or GREEDY for request in requests]
     return (
-        torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device),
-        torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-        torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-        torch.tensor([request_seed(r, sampling_seed) for r in requests], dtype=torch.int64, device=device),
-        torch.from_numpy(inputs.output_positions_S).to(device),
+        np.array([request_seed(r, sampling_seed) for r in requests], dtype=np.int64),
+        np.array([p.top_k for p in params], dtype=np.int64),
+        np.array([p.temperature for p in params], dtype=np.float64),
+        np.array([p.top_p for p in params], dtype=np.float64),
     )
 
 

@@ -64,10 +64,15 @@ def load_weights(config: ModelConfig, directory: str | Path, dtype: torch.dtype,
         return _assemble(config, lambda name: checkpoint.read(name).to(device, dtype))
 
 
-def random_weights(config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device = CPU) -> Weights:
-    """Weights drawn for each tensor from (seed, its name): the same in any process and for any order of drawing."""
+def random_weights(
+    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device = CPU, draw_on: torch.device = CPU
+) -> Weights:
+    """Weights drawn for each tensor from (seed, its name): the same in any process and for any order of drawing.
+
+    Drawn on the CPU they are the same for every device; `draw_on` a GPU is quicker, and the same on that kind of GPU.
+    """
     shapes = dict(tensor_shapes(config))
-    return _assemble(config, lambda name: _draw(name, shapes[name], seed).to(device, dtype))
+    return _assemble(config, lambda name: _draw(name, shapes[name], seed, draw_on).to(device, dtype))
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -119,18 +124,18 @@ def _assemble_layer(config: ModelConfig, read: Callable[[str], Tensor], layer: s
     )
 
 
-def _draw(name: str, shape: Shape, seed: int) -> Tensor:
+def _draw(name: str, shape: Shape, seed: int, device: torch.device) -> Tensor:
     """Standard normal / sqrt(fan-in), so that every layer's output is as large as the residual it joins.
 
     Queries and keys get a larger gain: random attention is then peaked, tokens depend on distant ones, and greedy
     streams neither repeat nor converge.
     """
     if name.endswith("norm.weight"):
-        return torch.ones(shape)
+        return torch.ones(shape, device=device)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
     gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
-    return torch.randn(shape, generator=generator) * (gain / math.sqrt(shape[-1]))
+    return torch.randn(shape, generator=generator, device=device) * (gain / math.sqrt(shape[-1]))
 
 
 class _Checkpoint:

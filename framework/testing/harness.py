@@ -17,9 +17,10 @@ from schedlab.framework.executor import Executor
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import MaxPredictor, Predictor
 from schedlab.framework.record import Recorder
-from schedlab.framework.request import EngineRequest
-from schedlab.framework.source import ListSource
+from schedlab.framework.request import SLO, EngineRequest
+from schedlab.framework.source import ListSource, Source
 from schedlab.framework.stub import StubExecutor, chain_values, mix, start_value
 
 
@@ -38,6 +39,8 @@ class Spec:
     priority: int = 0
     client: str = "default"
     live: bool = False
+    deadline_ns: int | None = None
+    slo: SLO | None = None
 
     def content(self) -> Content:
         if self.ids is not None:
@@ -46,8 +49,8 @@ class Spec:
             return SessionContent(self.session)
         return UniqueContent(int.from_bytes(self.name.encode(), "little"))
 
-    def request(self) -> EngineRequest:
-        return EngineRequest(
+    def request(self, kind: type[EngineRequest] = EngineRequest) -> EngineRequest:
+        return kind(
             self.name,
             self.arrival_ns,
             self.prompt,
@@ -56,7 +59,9 @@ class Spec:
             max_tokens=self.output if self.live else None,
             client=self.client,
             priority=self.priority,
+            deadline_ns=self.deadline_ns,
             session=self.session,
+            slo=self.slo,
             abort_ns=self.abort_ns,
             source_row=None,
         )
@@ -101,6 +106,22 @@ class Outcome:
         ]
 
 
+def engine_for(
+    policy: Policy,
+    source: Source,
+    config: EngineConfig,
+    executor: Executor | None = None,
+    predictor: Predictor | None = None,
+) -> Engine:
+    """An engine on the stub (or another executor) and the virtual clock, with a recorder of its own.
+
+    A policy that needs predictions gets the worst case unless told otherwise.
+    """
+    recorder = Recorder(Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks))
+    predictor = predictor or (MaxPredictor() if policy.needs_prediction else None)
+    return Engine(policy, executor or StubExecutor(), source, config, VirtualClock(), recorder, predictor)
+
+
 def run(
     policy: Policy,
     specs: Sequence[Spec],
@@ -108,22 +129,29 @@ def run(
     executor: Executor | None = None,
     *,
     audited: bool = True,
+    predictor: Predictor | None = None,
+    kind: type[EngineRequest] = EngineRequest,
+    on_step: Callable[[Engine], None] | None = None,
     **changes: Any,
 ) -> Outcome:
     """Run `specs` to the end under `policy` (on the stub by default), audited at every boundary unless told
-    otherwise.
+    otherwise. `on_step` is called after every boundary; `kind` is the class of the requests.
     """
     config = replace(config, **changes)
     if not audited:
         config = replace(config, audit_every=1 << 60)
-    requests = [spec.request() for spec in sorted(specs, key=lambda spec: spec.arrival_ns)]
-    recorder = Recorder(Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks))
-    engine = Engine(policy, executor or StubExecutor(), ListSource(requests), config, VirtualClock(), recorder)
-    engine.run()
+    requests = [spec.request(kind) for spec in sorted(specs, key=lambda spec: spec.arrival_ns)]
+    engine = engine_for(policy, ListSource(requests), config, executor, predictor)
+    engine.run(on_step)
     if audited:
         engine.audit()
         assert engine.ledger.cache.num_free == config.num_blocks, "a finished run still owns blocks"
-    tables = recorder.close(backlog_end=engine.num_unfinished, counters={})
+    return close(engine, requests)
+
+
+def close(engine: Engine, requests: list[EngineRequest]) -> Outcome:
+    """What `engine` leaves behind as it is now."""
+    tables = engine.recorder.close(backlog_end=engine.num_unfinished, counters={})
     return Outcome(engine, requests, tables, {request.request_id: request for request in requests})
 
 

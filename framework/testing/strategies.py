@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from schedlab.framework.testing.case import Case
 from schedlab.framework.testing.harness import Spec
 
 MS = 1_000_000
@@ -63,3 +64,68 @@ def limits(draw: st.DrawFn) -> dict[str, Any]:
         "swap_space_gib": draw(st.sampled_from([0, 40, 400])) * 8 / (1 << 30),
         "enable_prefix_caching": draw(st.sampled_from([True, True, True, False])),
     }
+
+
+ODD: tuple[dict[str, Any], ...] = (
+    {}, {}, {}, {"abort_ns": 12 * MS}, {"abort_ns": 45 * MS}, {"live": True}, {"priority": 2}, {"client": "b"},
+    {"deadline_ns": 30 * MS}, {"priority": 1, "client": "b", "deadline_ns": 90 * MS},
+)  # fmt: skip
+"""What may be particular about a request; times are relative to its arrival."""
+MAX_PROMPT, MAX_OUTPUT = 56, 16
+POOL = MAX_PROMPT + MAX_OUTPUT
+"""Tokens that the smallest pool holds: any request, alone."""
+
+
+Burst = tuple[int, int, int, int, int, dict[str, Any]]
+
+
+def cases(max_bursts: int = 10) -> st.SearchStrategy[Case]:
+    """Bursts of equal requests, few draws each so that they shrink quickly, and an engine in which capacity binds."""
+    burst = st.tuples(
+        st.sampled_from([1, 1, 2, 4]),
+        st.sampled_from([0, 0, 1, 4, 25]),
+        st.integers(1, MAX_PROMPT),
+        st.integers(1, MAX_OUTPUT),
+        st.integers(0, 26),
+        st.sampled_from(ODD),
+    )
+    return st.builds(_case, st.lists(burst, min_size=1, max_size=max_bursts), _engines())
+
+
+def _engines() -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        lambda size, room, seqs, budget, swap, caching: {
+            "block_size": size,
+            "num_blocks": -(-(POOL + room) // size),
+            "max_num_seqs": seqs,
+            "max_num_batched_tokens": budget,
+            "swap_space_gib": swap * 8 / (1 << 30),
+            "enable_prefix_caching": caching,
+        },
+        st.sampled_from([4, 1, 3, 8]),
+        st.integers(0, 60),
+        st.integers(1, 6),
+        st.sampled_from([8, 6, 16, 32]),
+        st.sampled_from([0, 40, 400]),
+        st.sampled_from([True, True, True, False]),
+    )
+
+
+def _case(bursts: list[Burst], engine: dict[str, Any]) -> Case:
+    trace: list[Spec] = []
+    now = 0
+    for times, gap, prompt, output, kin, odd in bursts:
+        now += gap * MS
+        odd = {key: now + value if key.endswith("_ns") else value for key, value in odd.items()}
+        for _ in range(times):
+            name = f"r{len(trace)}"
+            trace.append(Spec(name, now, prompt, output, ids=_ids(prompt, kin), id_width=4, **odd))
+    return Case(tuple(trace), engine)
+
+
+def _ids(prompt: int, kin: int) -> tuple[int, ...] | None:
+    """Ids of which the first `kin` % 9 are those of others, on one of two branches; none for a prompt like no other."""
+    branch, shared = divmod(kin, 9)
+    if branch == 0 and shared == 0:
+        return None
+    return tuple(i if i < shared else 100 * (branch + 1) + i for i in range(-(-prompt // 4)))

@@ -38,6 +38,18 @@ def common_work(
     return run(policy, CommonWork(num_requests=40, rate=12.0, output=(20, 100)), engine, out=out)
 
 
+def test_expanded_chains_take_the_logged_time(presets: tuple[dict[str, Any], Hardware], tmp_path: Path) -> None:
+    expanded = []
+    for name, fast in (("jumped", True), ("stepped", False)):
+        common_work(presets, FCFS(), tmp_path / name, fast_forward=fast, max_chained_steps=4)
+        log = read_run(tmp_path / name)
+        assert log.steps["repeat"].max() == 4 or fast
+        expanded.append(expanded_steps(log))
+        assert expanded[-1]["duration_ns"].sum() == log.steps["duration_ns"].sum()
+    for column in ("now_ns", "duration_ns", "context_tokens", "bound"):
+        assert np.array_equal(expanded[0][column], expanded[1][column]), column
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_blocks", [2000, 120])
 def test_expanded_jumps_equal_the_stepped_run(

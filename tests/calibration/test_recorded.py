@@ -33,7 +33,7 @@ from schedlab.workloads.trace import Labels, Trace
 from schedlab.workloads.workload import Offered
 
 POLICIES: list[Callable[[], Policy]] = [
-    lambda: FCFS(preempt_mode="swap"), lambda: ChunkedPrefill(24), lambda: DecodePriority(16, 2, 1, "swap"),
+    lambda: FCFS(preempt_mode="swap"), lambda: ChunkedPrefill(24), lambda: DecodePriority(16, 2, 1, preempt_mode="swap"),
     lambda: PrefixReuse(24),
 ]  # fmt: skip
 MS = 1_000_000
@@ -69,9 +69,9 @@ def sessions(turns: int = 3, count: int = 8, last_prompt: int = 40) -> Made:
     return Made(trace=trace.take(order))
 
 
-def real_engine() -> EngineSetup:
+def real_engine(**more: int) -> EngineSetup:
     limits = {"num_blocks": 32, "max_num_seqs": 6, "max_num_batched_tokens": 64, "max_model_len": 256, "block_size": 4}
-    return engines.cpu(SMALL, swap_space_gib=30 * 4 * 128 / engines.GIB, **limits)
+    return engines.cpu(SMALL, swap_space_gib=30 * 4 * 128 / engines.GIB, **limits, **more)
 
 
 def again(
@@ -83,16 +83,17 @@ def again(
 
 
 @pytest.mark.parametrize("make", POLICIES)
-@pytest.mark.parametrize("clock", ["busy", "wall"])
+@pytest.mark.parametrize("clock, chained", [("busy", 1), ("wall", 1), ("busy", 4)])
 def test_the_same_decisions_at_the_logged_times(
-    make: Callable[[], Policy], clock: str, shape: ModelConfig, cpu: Hardware
+    make: Callable[[], Policy], clock: str, chained: int, shape: ModelConfig, cpu: Hardware
 ) -> None:
-    workload, setup = sessions(), real_engine()
+    workload, setup = sessions(), real_engine(max_chained_steps=chained)
     if clock == "wall":
         workload = replace(workload, stop_after_s=1.0)  # without the request that comes after a minute
     run = Experiment(make(), workload, setup, clock=clock).run()
     assert run.summary["requests/aborted"] and run.summary["requests/finished"]
     assert run.summary["preemptions/recompute"] or run.summary["preemptions/swap"]
+    assert (run.steps["repeat"].max() > 1) == (chained > 1)
     agreement = again(run, make(), workload, setup, shape, cpu)
     assert agreement.equal and agreement.first is None and agreement.measured == run.digest
 

@@ -139,6 +139,37 @@ def test_a_sliding_window_is_stepped(
     assert executor.execute(long).duration_ns == pytest.approx(modelled * 1e9, abs=1.0)
 
 
+def test_a_chain_takes_the_hosts_time_once(executor: CostExecutor, h100: Hardware, make_batch: MakeBatch) -> None:
+    cost, batch = executor.decode_cost(8), make_batch(contexts=[1000] * 8)
+    batch.steps = 4
+    single = sum(cost.duration_ns(8000 + 8 * i) for i in range(4))
+    host_us = h100.step_us + h100.scheduler_us + 8 * (h100.request_us + h100.scheduler_request_us)
+    assert executor.execute(batch).duration_ns == cost.chain_ns(8000, 8, 4)
+    assert single - cost.chain_ns(8000, 8, 4) == pytest.approx(3 * host_us * 1e3, abs=4)
+    assert cost.chain_ns(8000, 8, 1) == cost.duration_ns(8000)
+
+
+def test_a_further_step_takes_at_least_what_explains_it(executor: CostExecutor) -> None:
+    """However much of a step is said to be the host's; a measured profile does not say."""
+    explained = executor.explained
+    greedy = DecodeCost(replace(explained, host_ns=1e12), explained, 8)
+    compute, memory, _ = explained.shares_ns(8, 8, 8, 0, 0, 0, 8008, 0)
+    assert greedy.chain_ns(8000, 8, 2) - greedy.duration_ns(8000) == pytest.approx(compute + memory, abs=2)
+    silent = DecodeCost(replace(explained, host_ns=0.0, host_request_ns=0.0), explained, 8)
+    assert silent.chain_ns(8000, 8, 2) == silent.duration_ns(8000) + silent.duration_ns(8008)
+
+
+def test_a_windowed_chain_reads_what_its_steps_would(
+    model: Callable[[str], ModelConfig], h100: Hardware, make_batch: MakeBatch
+) -> None:
+    executor = CostExecutor(model("mistral-7b-v0.1"), replace(h100, step_us=0, scheduler_us=0, scheduler_request_us=0,
+                                                              request_us=0))  # fmt: skip
+    chain = make_batch(contexts=[4_094, 7_000])
+    chain.steps = 4
+    single = sum(executor.execute(make_batch(contexts=[4_094 + i, 7_000 + i])).duration_ns for i in range(4))
+    assert executor.execute(chain).duration_ns == pytest.approx(single, abs=8)
+
+
 def test_a_small_model_alone_waits_for_overhead(smollm: ModelConfig, h100: Hardware, make_batch: MakeBatch) -> None:
     assert CostExecutor(smollm, h100).execute(make_batch(contexts=[500])).bound == "overhead"
 

@@ -35,7 +35,7 @@ def run(directory: Path, requests: int = 20, ttft_ms: int = 100, *, record: str 
             writer.step(2 * row, 1, now, 20 * MS, 32, 0, 1, 0, 32, 1, 2, 60, 1, 0, "compute", 15.0)
             writer.step(2 * row + 1, 3, now + 20 * MS, 30 * MS, 0, 3, 0, 3, 99, 1, 1, 60, 1, 0, "memory", 45.0)
             writer.gap(20 * MS, 3)
-            writer.decision(2 * row, now, [], [(f"r{row}", 32)], [], 0, [], None)
+            writer.decision(2 * row, now, [], [(f"r{row}", 32)], [], 0, [], None, [0])
             writer.decode_all(2 * row + 1, now + 20 * MS, 3)
             writer.request(request(row, ttft_ms))
         return writer.close(backlog_end=0, counters={})

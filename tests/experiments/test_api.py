@@ -14,10 +14,12 @@ import schedlab
 from schedlab import engines
 from schedlab.experiments import compose
 from schedlab.experiments.checks import check_arguments, fits
-from schedlab.experiments.offered import OUTPUTS, WORKLOAD, read_outputs
+from schedlab.experiments.offered import OUTPUTS, WORKLOAD, Counted, read_outputs
+from schedlab.framework.content import UniqueContent
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.reader import read_run
+from schedlab.framework.request import EngineRequest
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.workload import Recorded
@@ -185,3 +187,17 @@ def test_the_manifest_is_json_that_names_every_part(tmp_path):
         "started_at",
     } <= set(manifest)
     assert manifest["policy"]["knobs"]["chunk_size"] == 99 and manifest["workload"]["requests"] == 30
+
+
+def test_the_lag_of_an_arrival_runs_from_when_it_was_visible():
+    class Two:
+        def pop(self, now_ns):
+            times = 1_000_000, 4_000_000
+            return [EngineRequest(str(t), t, 8, UniqueContent(t), visible_ns=t + 500_000) for t in times]
+
+        def peek(self):
+            return None
+
+    source = Counted(Two(), 2)
+    source.pop(5_000_000)
+    assert source.lag_us() == {"arrival_lag_mean_us": 2000, "arrival_lag_max_us": 3500}

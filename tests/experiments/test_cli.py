@@ -102,8 +102,8 @@ def test_a_yaml_in_the_current_folder_is_an_option(schedlab, mine):
     done = schedlab("run", *QUICK, "policy=mine")
     assert done.code == 0, done.err
     assert json.loads((only("outputs/*/*") / "manifest.json").read_text())["policy"]["knobs"] == {
-        "preempt_mode": "swap"
-    }
+        "preempt_mode": "swap", "estimator": None, "victim": "schedlab.policies.victims.newest",
+    }  # fmt: skip
 
 
 def test_a_yaml_here_that_schedlab_has_too_is_told(schedlab):
@@ -132,7 +132,7 @@ def test_help_is_no_error(schedlab, words):
 
 
 def test_help_of_run_lists_the_groups(schedlab):
-    assert "policy: chunked_prefill, custom, decode_priority, fcfs" in schedlab("run", "--help").out
+    assert "policy: chunked_prefill, custom, decode_priority, edf, fair, fcfs" in schedlab("run", "--help").out
 
 
 # ---- mistakes ----
@@ -151,13 +151,13 @@ def test_help_of_run_lists_the_groups(schedlab):
         (["seed=["], ["seed=["]),
         (["engine.max_num_seqs=4.5"], ["engine.max_num_seqs: expected an integer, found 4.5"]),
         (["engine.block_size=0"], ["engine.block_size", "found 0"]),
-        (["policy.preempt_mode=x"], ["policy.preempt_mode: expected recompute or swap, found 'x'"]),
+        (["policy.preempt_mode=x"], ["policy.preempt_mode: expected recompute or swap or auto, found 'x'"]),
         (["policy=chunked_prefill", "policy.chunk_size=0"], ["policy.chunk_size", "at least 1"]),
         (["policy=custom"], ["policy._target_ has no default"]),
         (["policy=custom", "policy._target_=no.Such"], ["policy._target_=no.Such", "No module named 'no'"]),
         (["policy=custom", "policy._target_=mine.Nope"], ["policy._target_=mine.Nope", "has no attribute 'Nope'"]),
         (["policy=custom", "policy._target_=mine.Mine", "+policy.x=1"], ["policy (mine.Mine)", "'x'"]),
-        (["policy=custom", "policy._target_=mine.Idle"], ["policy Idle: granted nothing", "request 0"]),
+        (["policy=custom", "policy._target_=mine.Idle", "progress=false"], ["policy Idle: granted nothing"]),
         (["workload=azure_conv"], ["workload.path", "obtain"]),
         (["workload=azure_conv", "workload.path=/none.csv"], ["/none.csv", "no such file"]),
         (["clock=wall"], ["clock=wall", "clock=virtual"]),
@@ -264,3 +264,11 @@ def test_ctrl_c_is_one_line_and_leaves_a_readable_run(workspace, mine):
     assert [line for line in err.splitlines() if line] == ["interrupted: what was written can be read in cut"]
     run = read_run(Path("cut"))
     assert run.status == "interrupted" and len(run.steps["index"]) > 20
+
+
+def test_a_run_says_first_what_it_is_offered(schedlab):
+    done = schedlab("run", "engine=stub", "wandb.mode=disabled", "plots=false", "workload.max_requests=3")
+    run = read_run(next(Path().rglob("result.json")).parent)
+    span = max(run.requests["arrival_s"]) - min(run.requests["arrival_s"])
+    assert done.err == f"fcfs-sample-0: 3 requests over {span:.4g} s, {2 / span:.4g} requests/s\n"
+    assert {"arrival_lag_mean_us", "arrival_lag_max_us"} <= set(run.result["counters"])

@@ -12,15 +12,18 @@ from hypothesis import settings
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import PolicyError
-from schedlab.framework.executor import StepResult
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import MaxPredictor
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
 from schedlab.framework.stub import StubExecutor
+from schedlab.framework.testing.executors import JumpingExecutor, ScriptedExecutor
 from schedlab.framework.testing.harness import TINY, Outcome, Spec, check_streams
+
+__all__ = ["JumpingExecutor", "ScriptedExecutor"]
 
 MS = 1_000_000
 PART = settings(max_examples=settings.default.max_examples // 4)
@@ -115,14 +118,15 @@ class Lab:
         return self.recorder.close(backlog_end=self.engine.num_unfinished, counters={})
 
 
-def lab(policy, requests, *, executor=None, clock=None, source=None, window=None, **keys) -> Lab:
+def lab(policy, requests, *, executor=None, clock=None, source=None, window=None, predictor=None, **keys) -> Lab:
     """An engine over specs or requests, on the stub and the virtual clock unless told otherwise; `keys` change TINY."""
     config: EngineConfig = replace(TINY, **keys)
     built = [request.request() if isinstance(request, Spec) else request for request in requests]
     measurement = Measurement(max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks, **(window or {}))
     recorder = Recorder(measurement)
     source = source or ListSource(sorted(built, key=lambda request: request.visible_ns))
-    engine = Engine(policy, executor or StubExecutor(), source, config, clock or VirtualClock(), recorder)
+    predictor = predictor or (MaxPredictor() if policy.needs_prediction else None)
+    engine = Engine(policy, executor or StubExecutor(), source, config, clock or VirtualClock(), recorder, predictor)
     return Lab(engine, policy, recorder, {request.request_id: request for request in built})
 
 
@@ -192,33 +196,6 @@ class Told(ListSource):
             self.add(following)
 
 
-class ScriptedExecutor:
-    """Takes each step's milliseconds from `durations_ms` (the last one for ever) and keeps what it was given."""
-
-    needs_inputs = False
-    eos_token_ids: tuple[int, ...] = ()
-    vocab_size = 1000
-
-    def __init__(self, *durations_ms: float) -> None:
-        self.durations = list(durations_ms)
-        self.batches: list[tuple[list[tuple[str, int, int]], list[str]]] = []
-
-    def allocate(self, num_blocks, block_size, num_host_blocks, max_num_seqs) -> None:
-        pass
-
-    def block_bytes(self, block_size: int) -> int:
-        return 8 * block_size
-
-    def prompt_token_ids(self, request):
-        return request.content.tokens(request.num_prompt_tokens, self.vocab_size)
-
-    def execute(self, batch) -> StepResult:
-        prefills = [(prefill.request.request_id, prefill.start, prefill.tokens) for prefill in batch.prefills]
-        self.batches.append((prefills, ids(batch.decodes)))
-        ms = self.durations.pop(0) if len(self.durations) > 1 else self.durations[0]
-        return StepResult(round(ms * MS))
-
-
 def books(engine: Engine) -> dict[str, Any]:
     """Everything that the engine keeps about requests, blocks and slots, as plain values."""
     ledger = engine.ledger
@@ -248,41 +225,18 @@ def books(engine: Engine) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class StandingCost:
-    """`(base + slope * context) >> shift` ns of a step; bound by memory from `turn` tokens of context on."""
-
-    shift = 8
-
-    def __init__(self, base_ns: int, slope: int, turn: int) -> None:
-        self.base = (base_ns << self.shift) + 128
-        self.slope = slope
-        self.turn = turn
-
-    def duration_ns(self, context_sum: int) -> int:
-        return (self.base + self.slope * context_sum) >> self.shift
-
-    def bound(self, context_sum: int) -> str:
-        return "memory" if context_sum >= self.turn else "overhead"
+def log(policy, trace, *, ms=1, **keys):
+    """What was executed: for each step the prefills (name, start, tokens) and who decoded. Steps take 1 ms."""
+    executor = ScriptedExecutor(ms)
+    keys = {"num_blocks": 200, "max_num_batched_tokens": 16, **keys}
+    lab(policy, trace, executor=executor, honour_holds=False, **keys).finish()
+    return executor.batches
 
 
-class JumpingExecutor(ScriptedExecutor):
-    """1 ms, `token_ns` a token and `slope` / 256 ns a token of context; decode-only steps can be jumped over."""
-
-    jumpable = True
-
-    def __init__(self, slope: int = 0, turn: int = 1 << 60, token_ns: int = 10_000) -> None:
-        super().__init__(0)
-        self.slope = slope
-        self.turn = turn
-        self.token_ns = token_ns
-
-    def decode_cost(self, num_decodes: int) -> StandingCost:
-        return StandingCost(MS + self.token_ns * num_decodes, self.slope, self.turn)
-
-    def execute(self, batch) -> StepResult:
-        super().execute(batch)
-        tokens = batch.prefill_tokens + len(batch.decodes)
-        context = batch.decode_context + sum(start + count for _, start, count in batch.prefills)
-        cost = self.decode_cost(tokens)
-        copies = 777 * (len(batch.copies_out) + len(batch.copies_in))
-        return StepResult(cost.duration_ns(context) + copies, None, cost.bound(context))
+def order_of(policy, trace, **keys):
+    """Names in the order of their first grant, one running at a time."""
+    executor = ScriptedExecutor(1)
+    made = lab(policy, trace, executor=executor, **{"num_blocks": 200, "max_num_seqs": 1, **keys})
+    made.finish()
+    names = [name for prefills, _ in executor.batches for name, _, _ in prefills]
+    return list(dict.fromkeys(names))

@@ -6,7 +6,7 @@ import pytest
 from four import FOUR
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import MS, PART, Script, ScriptedExecutor, lab, serve
+from scripted import MS, PART, Script, lab, log, order_of, serve
 
 from schedlab.framework.policy import Policy, Progressed
 from schedlab.framework.request import EngineRequest
@@ -19,14 +19,6 @@ from schedlab.policies.fcfs import FCFS
 from schedlab.policies.prefix_reuse import PrefixReuse
 
 small = specs(max_requests=10, max_prompt=60, max_output=12)
-
-
-def log(policy, trace, *, ms=1, **keys):
-    """What was executed: for each step the prefills (name, start, tokens) and who decoded. Steps take 1 ms."""
-    executor = ScriptedExecutor(ms)
-    keys = {"num_blocks": 200, "max_num_batched_tokens": 16, **keys}
-    lab(policy, trace, executor=executor, honour_holds=False, **keys).finish()
-    return executor.batches
 
 
 # -- fcfs -------------------------------------------------------------------------------------------------------------
@@ -182,15 +174,6 @@ def test_decode_priority_keeps_its_bounds(trace, keys):
 # -- prefix_reuse -----------------------------------------------------------------------------------------------------
 
 
-def order_of(policy, trace, **keys):
-    """Names in the order of their first grant, one running at a time."""
-    executor = ScriptedExecutor(1)
-    made = lab(policy, trace, executor=executor, **{"num_blocks": 200, "max_num_seqs": 1, **keys})
-    made.finish()
-    names = [name for prefills, _ in executor.batches for name, _, _ in prefills]
-    return list(dict.fromkeys(names))
-
-
 SEEDED = Spec("seed", 0, 32, 1, ids=tuple(range(8)), id_width=4)
 
 
@@ -258,13 +241,11 @@ def test_a_heap_orders_like_a_sort():
     """The same decisions as sorting the whole queue in every step, on a deep queue over few prefixes."""
 
     class Sorting(PrefixReuse):
-        def _best_first(self, step, taken):
+        def _best_first(self, step):
             def key(request):
                 return self.aging_tokens_per_s * request.arrival_s - step.cached_tokens(request), order[request]
 
             order = {request: i for i, request in enumerate(step.waiting)}
-            taken.extend(self._heap)
-            self._heap.clear()
             for request in sorted(step.waiting, key=key):
                 if not step.pending_tokens(request):
                     yield request
@@ -290,10 +271,10 @@ def any_knobs(draw):
     return draw(
         st.sampled_from(
             [
-                FCFS(mode),
-                ChunkedPrefill(chunk, mode),
-                DecodePriority(chunk, draw(few), draw(st.sampled_from([0, 1, 1000])), mode),
-                PrefixReuse(chunk, draw(st.sampled_from([1e-9, 100.0, 1e9])), mode),
+                FCFS(preempt_mode=mode),
+                ChunkedPrefill(chunk, preempt_mode=mode),
+                DecodePriority(chunk, draw(few), draw(st.sampled_from([0, 1, 1000])), preempt_mode=mode),
+                PrefixReuse(chunk, draw(st.sampled_from([1e-9, 100.0, 1e9])), preempt_mode=mode),
             ]
         )
     )

@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 
+from schedlab.experiments import compose, engines
+from schedlab.framework.cost.fit import Profile
+
 BLOCKED = ("hydra", "omegaconf", "wandb", "transformers", "safetensors", "rich", "typer", "matplotlib")
 
 
@@ -29,7 +32,11 @@ def test_interpreted(tmp_path):
         "pointwise",
         "sampling",
         "tiles",
+        "policies",
+        "steps",
+        "calibration",
     }
+    assert Profile.load(tmp_path / "profile.json").points
     assert result.stdout.splitlines()[-1].endswith("s on the interpreter")
 
 
@@ -49,3 +56,11 @@ def test_unknown_sections_are_named():
 def test_a_gpu_is_demanded():
     result = run()
     assert result.returncode == 2 and "expected a GPU, found none; --interpret" in result.stderr
+
+
+def test_what_it_runs_is_the_preset_and_the_machine_of_that_name():
+    """They are written down there, for presets need a library that the check does without."""
+    from schedlab.experiments.bench.engine_checks import LLAMA_8B, MACHINE
+
+    assert engines.model_preset(compose.preset("model", "llama3.1-8b"))[0] == LLAMA_8B
+    assert engines.hardware_preset("h200") == MACHINE

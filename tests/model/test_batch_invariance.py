@@ -117,11 +117,3 @@ def test_attention(case, window, softcap):
     ours, lse = case.prefill(torch_invariant, window=window, softcap=softcap, return_lse=True)
     torch.testing.assert_close(lse.double(), expected_lse.double(), rtol=1e-3, atol=1e-3)
     assert ours.isfinite().all() and relative_error(ours, expected) <= TOLERANCE[case.dtype]
-
-
-def test_it_is_refused_elsewhere_than_on_the_cpu(tmp_path):
-    from schedlab.framework.errors import ConfigError
-
-    config = ModelConfig.from_hf(save("llama", tmp_path))
-    with pytest.raises(ConfigError, match="batch_invariant"):
-        ModelExecutor(config, device="cuda", batch_invariant=True)

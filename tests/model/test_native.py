@@ -264,7 +264,7 @@ def test_without_a_compiler_or_a_build(monkeypatch, tmp_path):
     with pytest.raises(native_library.BuildError, match="false"):
         native_library.build("false")
     path = save("llama", tmp_path)
-    assert executor(path)._arithmetic.kernels.name == "torch"
+    assert executor(path)._backend.kernels.name == "torch"
     with pytest.raises(ConfigError, match=r"engine\.kernels=native: no compiled kernels .*schedlab kernels build"):
         executor(path, kernels="native")
 

@@ -16,7 +16,7 @@ QUICK = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "wandb.mode=dis
 
 
 def files_of(folder: str) -> set[str]:
-    kinds = {".py", ".yaml", ".gz", ".md", ".csv", ".json", ".jsonl"}
+    kinds = {".py", ".yaml", ".gz", ".md", ".csv", ".json", ".jsonl", ".j2"}
     paths = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {f"schedlab/{path.relative_to(ROOT)}" for path in paths if path.suffix in kinds}
 
@@ -24,7 +24,9 @@ def files_of(folder: str) -> set[str]:
 def test_the_wheel_has_every_module_and_data_file(built, names_in_wheel):
     expected = set().union(*(files_of(folder) for folder in FOLDERS))
     expected |= {"schedlab/__init__.py", "schedlab/__main__.py", "schedlab/py.typed"}
-    expected |= {f"hydra_plugins/schedlab_searchpath/{name}" for name in ("__init__.py", "plugin.py")}
+    plugins = ROOT / "src" / "hydra_plugins"
+    expected |= {str(path.relative_to(plugins.parent)) for path in plugins.rglob("*.py")}
+    assert "hydra_plugins/schedlab_launchers/pool.py" in expected
     assert names_in_wheel == expected
     assert "hydra_plugins/__init__.py" not in names_in_wheel  # a namespace that other distributions share
 

@@ -1,4 +1,6 @@
-"""The engine on the Triton kernels: the step of a GPU, run by the interpreter, draws the torch backend's tokens.
+"""The engine on the Triton kernels: the steps of a GPU, run by the interpreter, draw the torch backend's tokens.
+
+Also its decode steps padded to a few sizes and chained, as they are captured there.
 
 A tiny model under a policy that chunks prompts beside decodes, in a pool small enough to preempt, with prompts that
 share their beginnings. Equal means equal tokens, or a top-2 logit gap of the torch backend below 1e-4 at the first
@@ -8,17 +10,20 @@ difference.
 import random
 import statistics
 
+import pytest
+
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.metrics import Measurement
-from schedlab.framework.model import executor as executor_module
+from schedlab.framework.model.backend import Backend
 from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.decoder import RaggedBatch
 from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.model.linear import plain
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
-from schedlab.kernels.dispatch import kernels
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 
 GAP = 1e-4
@@ -50,8 +55,8 @@ def requests():
 class Watched(ModelExecutor):
     """Keeps each drawn token's top-2 gap, and the kinds of steps that were run."""
 
-    def __init__(self):
-        super().__init__(MODEL, seed=3)
+    def __init__(self, **options):
+        super().__init__(MODEL, seed=3, max_model_len=64, **options)
         self.gaps = {}
         self.mixed_steps = 0
 
@@ -71,25 +76,42 @@ class Watched(ModelExecutor):
         return logits
 
 
-def run():
-    executor, offered = Watched(), requests()
+def run(steps=1, seqs=3, **options):
+    executor, offered = Watched(**options), requests()
     config = EngineConfig(
-        num_blocks=BLOCKS, max_model_len=64, max_num_seqs=3, max_num_batched_tokens=8, block_size=4, audit_every=10
-    )
-    recorder = Recorder(Measurement(max_num_seqs=3, num_blocks=BLOCKS))
+        num_blocks=BLOCKS, max_model_len=64, max_num_seqs=seqs, max_num_batched_tokens=8, block_size=4, audit_every=10,
+        max_chained_steps=steps,
+    )  # fmt: skip
+    recorder = Recorder(Measurement(max_num_seqs=seqs, num_blocks=BLOCKS))
     Engine(ChunkedPrefill(chunk_size=8), executor, ListSource(offered), config, VirtualClock(), recorder).run()
     return offered, executor, recorder.close(backlog_end=0, counters={}).result["summary"]
 
 
-def test_tokens_are_those_of_the_torch_backend(ops, monkeypatch):
+class Counting:
+    """A recorder that calls what it is given, and counts the steps and those of them that are not full."""
+
+    steps = padded = 0
+
+    def __call__(self, step):
+        def replay():
+            self.steps += 1
+            self.padded += bool((step.__self__._filled["contexts"] == 0).any())
+            step()
+
+        return replay
+
+
+@pytest.mark.parametrize("padded, steps", [(False, 1), (True, 4)])
+def test_tokens_are_those_of_the_torch_backend(padded, steps, ops):
     expected, torch_executor, summary = run()
     assert summary["preemptions/recompute"] > 0 and summary["prefix/tokens_reused"] > 0
     assert torch_executor.mixed_steps > 0
     assert statistics.median(len(set(request.output_token_ids)) for request in expected) >= OUTPUT / 2
 
-    monkeypatch.setattr(executor_module, "kernels", lambda device: kernels(device, "triton"))
-    actual, executor, _ = run()
-    assert executor._kernels is ops
+    recorder = Counting() if padded else None
+    actual, executor, _ = run(steps, 4 if padded else 3, recorder=recorder, backend=Backend(ops, plain, RaggedBatch.of))
+    assert executor._backend.kernels is ops
+    assert recorder is None or (recorder.steps > OUTPUT / 2 and recorder.padded)
     for request, other in zip(actual, expected, strict=True):
         pairs = zip(request.output_token_ids, other.output_token_ids, strict=True)
         first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)

@@ -1,0 +1,55 @@
+"""Commands that turn the files of finished runs into evidence: timeline, explain, report. The work is elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedlab.framework.errors import ConfigError
+
+RunDirectory = Annotated[Path, typer.Argument(help="a run directory")]
+Start = Annotated[float | None, typer.Option(help="seconds of engine time")]
+Out = Annotated[Path | None, typer.Option(help="where to write instead")]
+
+
+def timeline(directory: RunDirectory, start: Start = None, stop: Start = None, out: Out = None) -> None:
+    """Write timeline.json of a run, or of a window of it, for ui.perfetto.dev or chrome://tracing."""
+    from schedlab.experiments.timeline import TIMELINE, write_timeline
+    from schedlab.framework.reader import read_run
+
+    path = out or directory / TIMELINE
+    print(f"{write_timeline(read_run(directory), path, start, stop):,} events in {path}")
+
+
+def explain(
+    directory: RunDirectory,
+    tried: Annotated[bool, typer.Option("--try/--no-try", help="run each suggestion on the virtual clock")] = True,
+    format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
+) -> None:
+    """Where the wait of a run came from, what to change, and what the change does."""
+    from schedlab.experiments.explain import explain as explain_run
+    from schedlab.experiments.explain import show
+
+    if format not in ("terminal", "json"):
+        raise ConfigError(f"--format {format}: expected terminal or json")
+    show(explain_run(directory, tried), format)
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="a run or sweep directory")],
+    out: Out = None,
+    tried: Annotated[bool, typer.Option("--try/--no-try", help="run what the explanations suggest")] = True,
+) -> None:
+    """One HTML file on a run or a sweep that needs nothing else; its pictures as PNG and SVG beside it."""
+    from schedlab.experiments.report import write_report
+
+    path, pictures = write_report(directory, out, tried)
+    print(f"{path}, and {len(pictures)} pictures in {path.parent / 'plots'}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Declare the commands."""
+    for command in (timeline, explain, report):
+        app.command()(command)

@@ -1,0 +1,50 @@
+"""What a run returns to a sweeper that searches: a figure of its summary, worse than any other where a limit is broken.
+
+Knows summaries and limits; knows no sweeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schedlab.framework.errors import ConfigError
+
+FAR = 1e9
+"""Beyond every figure; how far a limit is exceeded adds to it, so that a search is led back."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`conf/config.yaml: objective`. `at_most` are limits of summary keys; `direction` is minimize or maximize."""
+
+    figures: str | Sequence[str] | None = None
+    at_most: Mapping[str, float] | None = None
+    direction: str = "minimize"
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("minimize", "maximize"):
+            raise ConfigError(f"objective.direction={self.direction}: expected minimize or maximize")
+
+    def of(self, summary: Mapping[str, Any]) -> float | list[float] | None:
+        """One value, or one for each of several figures; None where nothing is asked for."""
+        if self.figures is None:
+            return None
+        if isinstance(self.figures, str):
+            return self._value(self.figures, summary)
+        return [self._value(key, summary) for key in self.figures]
+
+    def _value(self, key: str, summary: Mapping[str, Any]) -> float:
+        excess = sum(max(known(name, summary) / limit - 1, 0.0) for name, limit in (self.at_most or {}).items())
+        if not excess:
+            return known(key, summary)
+        return FAR * (1 + excess) * (1 if self.direction == "minimize" else -1)
+
+
+def known(key: str, summary: Mapping[str, Any]) -> float:
+    if key not in summary:
+        raise ConfigError(f"objective: no figure {key}; the summary has {', '.join(summary)}")
+    if summary[key] is None:
+        raise ConfigError(f"objective: {key} is unknown in this run")
+    return float(summary[key])

@@ -1,0 +1,59 @@
+"""Urgent requests first: they overtake in the queue, and throw out running requests of strictly lower priority.
+
+Source: priority scheduling of vLLM (`--scheduling-policy priority`), with the preemption of running requests that its
+users ask for. Strict inequality keeps equals from throwing each other out for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from schedlab.framework.request import Request
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, make_way, ranked_step
+from schedlab.policies.preemption import Preempting
+from schedlab.policies.ranking import RankedQueue
+from schedlab.policies.victims import worst_of
+
+
+def urgency(request: Request) -> tuple[int, float]:
+    """Rank of a request in the queue: the larger priority, then the earlier arrival."""
+    return -request.priority, request.arrival_s
+
+
+def class_of(request: Request) -> int:
+    """Rank for displacing others: the priority alone."""
+    return -request.priority
+
+
+@dataclass
+class Priority(Preempting):
+    """Prompts in the order of `priority`, larger first, equals by arrival; running ones and waiting ones alike.
+
+    `preempt_running`: a waiting request that finds no slot or no blocks takes those of a strictly lower priority.
+    Lower priorities starve for as long as higher ones keep coming: that is what a priority is.
+    """
+
+    unbounded: ClassVar[Mapping[str, str]] = {"waiting": "lower priorities wait for as long as higher ones keep coming"}
+
+    chunk_size: int = 512
+    preempt_running: bool = True
+    _queue: RankedQueue = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_chunk(self.chunk_size)
+        self._queue = RankedQueue(lambda step, request: urgency(request))
+
+    def schedule(self, step: Step) -> None:
+        disturbed = self.preempt_running and self._make_way(step)
+        waiting = self._queue.best_first(step)
+        alone = ranked_step(step, waiting, urgency, self.chunk_size, self.mode, worst_of(class_of))
+        if alone and not disturbed:
+            step.hold()
+
+    def _make_way(self, step: Step) -> bool:
+        head = next(self._queue.best_first(step), None)
+        return head is not None and make_way(step, head, class_of, self.mode)

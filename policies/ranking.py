@@ -1,0 +1,86 @@
+"""Orders of waiting requests: a queue for ranks that change only with the prefix cache, a heap for those that move.
+
+Knows what a policy may read of a request; knows no policy and grants nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
+from typing import Any
+
+from schedlab.framework.request import Request
+from schedlab.framework.step import Step
+
+Entry = tuple[Any, float, int, Request]
+"""Rank, arrival, number of the push, request."""
+WAITING = ("waiting", "preempted", "swapped")
+
+
+class RankedQueue:
+    """Waiting requests by `rank(step, request)`, smallest first, equals in arrival order.
+
+    The rank may depend on what a request is and on `step.cached_tokens`, and not on `step.now`: a deep queue is then
+    ranked anew only where `step.cache_changed` says so. Aging fits in all the same: what falls with time at one rate
+    for all, `rank - rate * (now - arrival)`, orders as `rank + rate * arrival`.
+    """
+
+    def __init__(self, rank: Callable[[Step, Request], Any]) -> None:
+        self._rank = rank
+        self._heap: list[Entry] = []
+        self._taken: list[Entry] = []
+        self._latest: dict[Request, Entry] = {}
+        self._pushes = 0
+
+    def best_first(self, step: Step) -> Iterator[Request]:
+        """Waiting requests by rank as of now, which is after this step's grants so far."""
+        for entry in self._taken:  # what the last walk took out; who was admitted leaves when met again
+            heappush(self._heap, entry)
+        self._taken = []
+        for request in step.cache_changed:
+            self.rank_again(request, self._rank(step, request))
+        return self._walk()
+
+    def rank_again(self, request: Request, rank: Any) -> None:
+        """`request` stands by `rank` from now on, until its cached prefix changes; a walk in progress heeds it."""
+        self._pushes += 1
+        entry = self._latest[request] = (rank, request.arrival_s, self._pushes, request)
+        heappush(self._heap, entry)
+
+    def rank_of(self, request: Request) -> Any:
+        """What the waiting `request` stands by."""
+        return self._latest[request][0]
+
+    def _walk(self) -> Iterator[Request]:
+        while self._heap:
+            entry = heappop(self._heap)
+            request = entry[-1]
+            if self._latest.get(request) is not entry:
+                continue  # ranked anew since
+            if request.state in WAITING:
+                self._taken.append(entry)
+                yield request
+            else:
+                del self._latest[request]
+
+
+def smallest_first(requests: Iterable[Request], rank: Callable[[Request], Any]) -> Iterator[Request]:
+    """`requests` by `rank`, smallest first, equals in the order given; what is not asked for is not sorted.
+
+    For ranks that change with time: linear in the number of requests, so ask only when somebody can be admitted.
+    """
+    heap = [(rank(request), i, request) for i, request in enumerate(requests)]
+    heapify(heap)
+    while heap:
+        yield heappop(heap)[2]
+
+
+def overdue_first(step: Step, order: Iterable[Request], after_s: float) -> Iterator[Request]:
+    """Waiting requests that arrived `after_s` ago or earlier, in arrival order, then the others in `order`.
+
+    Bounds the wait under any order: who is overdue is overtaken by nobody who is not.
+    """
+    bar = step.now - after_s
+    yield from takewhile(lambda request: request.arrival_s <= bar, step.waiting)
+    yield from (request for request in order if request.arrival_s > bar)

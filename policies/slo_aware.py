@@ -1,0 +1,99 @@
+"""Serves what can still meet its objective: least slack first, late requests last, chunks as wide as decodes can bear.
+
+Sources: least laxity first (Mok, "Fundamental Design Problems of Distributed Systems for the Hard-Real-Time
+Environment", MIT, 1983); for LLM serving, admission by estimated time to first token and prefill chunks sized by the
+decodes' objective, as in SLOs-Serve (Chen et al., 2025) and the SLO-aware schedulers that users of vLLM ask for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from schedlab.framework.cost.estimator import Estimator
+from schedlab.framework.request import Request
+from schedlab.framework.step import Step
+from schedlab.policies.common import check_chunk, chunked_step, nobody_fits, remaining
+from schedlab.policies.preemption import ChoosingVictims
+from schedlab.policies.ranking import RankedQueue, overdue_first
+
+IN_TIME, LATE = 0, 1
+
+
+@dataclass
+class SLOAware(ChoosingVictims):
+    """Waiting requests by the latest moment at which computing their prompt would still meet their SLO; those for which
+    it has passed go after all others, in arrival order.
+
+    A step takes as many prompt tokens beside its decodes as the tightest `tpot_s` among them allows, at most
+    `chunk_size` tokens in all and at least `min_chunk`. `estimator` says how long steps take. After `patience_s` a
+    request goes first, late or not: that bounds every wait.
+    """
+
+    estimator: Estimator
+    chunk_size: int = 2048
+    min_chunk: int = 64
+    patience_s: float = 60.0
+    _queue: RankedQueue = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        estimator = self.estimator
+        super().__post_init__()
+        self.estimator = estimator  # asked in any mode
+        check_chunk(self.chunk_size)
+        if not (self.min_chunk >= 1 and self.patience_s > 0):
+            raise ValueError(
+                f"policy: expected min_chunk >= 1 and patience_s > 0, found {self.min_chunk}, {self.patience_s}"
+            )
+        self._queue = RankedQueue(lambda step, request: (IN_TIME, self.latest_start(step, request)))
+
+    def schedule(self, step: Step) -> None:
+        chunk = self._chunk(step) if step.waiting or step.prefilling else self.chunk_size
+        if chunked_step(step, self._best_first, chunk, self.mode, self.victim) and nobody_fits(step):
+            step.hold()
+
+    def latest_start(self, step: Step, request: Request) -> float:
+        """Seconds on the engine's clock at which `request` must be computed to meet its SLO; infinite without one."""
+        tokens = remaining(step, request)
+        return self._due(request) - self.estimator.step_s(tokens, request.num_tokens - tokens)
+
+    def _due(self, request: Request) -> float:
+        """When its next token is due."""
+        slo, first = request.slo, request.first_token_s
+        if slo is None:
+            return math.inf
+        if first is not None:
+            return math.inf if slo.tpot_s is None else first + slo.tpot_s * request.num_output_tokens
+        limits = [limit for limit in (slo.ttft_s, slo.e2e_s) if limit is not None]
+        return request.arrival_s + min(limits, default=math.inf)
+
+    def _best_first(self, step: Step) -> Iterator[Request]:
+        return overdue_first(step, self._in_time_first(step), self.patience_s)
+
+    def _in_time_first(self, step: Step) -> Iterator[Request]:
+        now = step.now
+        for request in self._queue.best_first(step):
+            lateness, start = self._queue.rank_of(request)
+            if lateness == IN_TIME and start < now:
+                self._queue.rank_again(request, (LATE, request.arrival_s))
+            else:
+                yield request
+
+    def _chunk(self, step: Step) -> int:
+        """Tokens of this step, decodes included: the most whose estimated time is within every decode's `tpot_s`."""
+        decodes = len(step.decoding)
+        limits = [r.slo.tpot_s for r in step.decoding if r.slo is not None and r.slo.tpot_s is not None]
+        most = min(self.chunk_size, step.token_budget) - decodes
+        if not limits or most <= self.min_chunk:
+            return self.chunk_size
+        context = sum(request.num_tokens for request in step.decoding)
+        start = step.prefilling[0].num_computed_tokens if step.prefilling else 0
+        low, high, limit = self.min_chunk, most, min(limits)
+        while low < high:  # the largest chunk that is in time; `min_chunk` even where none is
+            middle = (low + high + 1) // 2
+            if self.estimator.step_s(middle, start, decodes, context) <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        return decodes + low

@@ -1,0 +1,66 @@
+"""Each fault is caught, by the name of the property that it breaks; and what is caught can be seen again."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faulty import MORE, NAMED, PingPong, ShortestFirst, Sound
+
+from schedlab.testing import assert_conforms, check
+
+SLOW = {"FullUntilAFinish", "AdmitsOneChunk", "SharedState", "RestsOnTheClock"}
+"""Faults that a few traces in a hundred bring out."""
+
+
+def caught(fault, name, text):
+    seconds = 150.0 if fault.__name__ in SLOW else 6.0  # at most: the search ends with the first find
+    verdict = check(fault, only=[name], seconds=seconds)[name]
+    assert verdict.status == "fail", f"{fault.__name__} was not caught by {name}: {verdict}"
+    assert text in verdict.detail
+    return verdict
+
+
+@pytest.mark.parametrize("fault", NAMED, ids=lambda fault: fault.__name__)
+def test_a_fault_is_caught_by_name(fault):
+    caught(fault, *NAMED[fault])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", MORE, ids=lambda fault: fault.__name__)
+def test_more_faults_are_caught_by_name(fault):
+    caught(fault, *MORE[fault])
+
+
+def test_what_the_faults_are_made_of_is_sound():
+    report = assert_conforms(Sound, against={"itself": Sound}, seconds=1)
+    assert report["waiting"].status == report["gap"].status == "bound"
+    assert "other processes" in report["determinism"].detail
+
+
+@pytest.mark.parametrize(
+    "fault, says",
+    [(PingPong, "in turns with"), pytest.param(ShortestFirst, "later arrivals ended", marks=pytest.mark.full)],
+)
+def test_a_failure_is_written_as_a_program_that_shows_it_again(fault, says, tmp_path):
+    name = NAMED[fault][0]
+    report = check(fault, only=[name], seconds=4)
+    (path,) = report.write(tmp_path)
+    done = run_program(path)
+    assert done.returncode == 1 and says in done.stderr and f"{name}:" in done.stderr
+    assert "preempted" in done.stdout or name == "waiting", "it shows what was decided"
+    path.write_text(path.read_text().replace(f"return {fault.__name__}(", "return Sound(").replace(
+        f"import {fault.__name__}", "import Sound"
+    ))
+    assert run_program(path).returncode == 0, "it ends well as soon as the policy is right"
+
+
+def run_program(path: Path):
+    return subprocess.run([sys.executable, path], cwd=path.parent, capture_output=True, text=True, timeout=120)
+
+
+def test_a_failing_test_says_what_failed_and_how_to_see_it():
+    with pytest.raises(AssertionError, match="churn +FAIL") as caught:
+        assert_conforms(PingPong, seconds=4, only=["churn"])
+    text = str(caught.value)
+    assert "from faulty import PingPong" in text and "again('churn', make, CASE)" in text

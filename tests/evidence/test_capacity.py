@@ -1,0 +1,93 @@
+"""The search finds the edge that is there, and studies say what their runs say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import schedlab
+from schedlab.experiments import capacity_report
+from schedlab.experiments.capacity import ATTAINMENT, Bench, Grid, Options, highest, judge, study
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.request import SLO
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+from schedlab.policies.fcfs import FCFS
+from schedlab.workloads.populations import CommonWork
+
+TIGHT = SLO("tight", ttft_s=0.5, tpot_s=0.03)
+OPTIONS = Options(policies=None, attainment=0.9, replicates=3, resolution=0.05, points=3)
+
+
+@given(st.integers(-100, 100), st.integers(-60, 60))
+def test_the_edge_is_found_from_anywhere(edge, start):
+    asked = []
+
+    def meets(step: int) -> bool:
+        asked.append(step)
+        return step <= edge
+
+    assert highest(meets, start, 120) == edge
+    assert len(asked) == len(set(asked)) <= 16  # nothing is run twice
+
+
+def test_an_edge_that_is_not_there():
+    assert highest(lambda step: False, 0, 50) is None
+    with pytest.raises(ConfigError, match="attainment does not fall"):
+        highest(lambda step: True, 0, 50)
+
+
+def test_capacities_are_compared_by_replicate():
+    first = [10.0, 20.0, 15.0]
+    found = judge("b", [11.0, 22.2, 16.4], first)
+    assert found.verdict == "better" and found.against_first == pytest.approx(0.1, abs=0.01)
+    assert found.difference.low < 0.1 < found.difference.high and found.interval.low < found.mean < found.interval.high
+    assert judge("a", first, first).verdict == "equal"
+    assert judge("c", [None, 22.0, 16.0], first).verdict == "not judged"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(
+        policies={"fcfs": FCFS, "chunked": lambda: ChunkedPrefill(512)},
+        workload=CommonWork(num_requests=60),
+        make_engine=lambda: schedlab.engines.virtual("llama3.1-8b", "a100", max_num_seqs=16),
+        slo=TIGHT,
+    )
+
+
+def test_a_study_finds_where_attainment_falls(bench, tmp_path):
+    said: list[str] = []
+    found = study(bench, OPTIONS, said.append)
+    grid = Grid(bench.first_rate(), OPTIONS.resolution)
+    assert len(said) == 2 and [c.policy for c in found.capacities] == ["fcfs", "chunked"]
+    for capacity in found.capacities:
+        for seed, rate in enumerate(capacity.rates, 1):
+            step = round(np.log(rate / grid.first) / np.log1p(grid.resolution))
+            assert rate == grid.rate(step)
+            assert bench.summary(capacity.policy, seed, rate)[ATTAINMENT] >= 0.9
+            assert bench.summary(capacity.policy, seed, grid.rate(step + 1))[ATTAINMENT] < 0.9
+    for curve in found.curves:
+        assert len(curve.rates) == 3 and curve.attainment[0] > curve.attainment[-1]
+        assert all(goodput <= found.limit for goodput in curve.goodput)
+    capacity_report.write(found, tmp_path, plots=True)
+    assert json.loads((tmp_path / "capacity.json").read_text())["capacities"][0]["policy"] == "fcfs"
+    assert "no schedule serves more than" in (tmp_path / "capacity.md").read_text()
+    assert (tmp_path / "plots" / "capacity.png").stat().st_size > 10_000
+
+
+def test_every_policy_is_offered_the_same(bench):
+    for seed in (1, 2):
+        assert len({bench.summary(policy, seed, 5.0)["requests/offered"] for policy in bench.policies}) == 1
+    workload = bench.trace(1)
+    assert workload.mean_rate == pytest.approx(bench.workload.load(1).mean_rate)
+
+
+@pytest.mark.parametrize("change", [{"attainment": 0.0}, {"replicates": 0}, {"resolution": 0.0}, {"points": -1}])
+def test_options_out_of_range(change):
+    keys = {"policies": None, "attainment": 0.9, "replicates": 3, "resolution": 0.05, "points": 3}
+    with pytest.raises(ConfigError, match=f"capacity.{next(iter(change))}: expected"):
+        Options(**keys | change)

@@ -1,0 +1,97 @@
+"""What a run returns to a search, and searches: Optuna's, and the command line of Weights & Biases' agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from schedlab.experiments.objective import FAR, Objective
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.reader import read_run
+
+ROOT = Path(__file__).parents[2]
+SUMMARY = {"ttft/p99": 1.5, "tpot/p99": 0.03, "goodput/requests_per_s": 7.0, "itl/p99": None}
+
+
+def test_nothing_asked_nothing_returned():
+    assert Objective().of(SUMMARY) is None
+
+
+def test_a_figure_or_several():
+    assert Objective("ttft/p99").of(SUMMARY) == 1.5
+    assert Objective(["ttft/p99", "goodput/requests_per_s"]).of(SUMMARY) == [1.5, 7.0]
+    assert Objective("ttft/p99", {"tpot/p99": 0.03}).of(SUMMARY) == 1.5  # a limit may be reached
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_broken_limit_is_worse_than_any_figure_and_worse_the_farther(direction):
+    sign = 1 if direction == "minimize" else -1
+    values = [sign * Objective("ttft/p99", {"tpot/p99": limit}, direction).of(SUMMARY) for limit in (0.02, 0.01, 0.001)]
+    assert FAR < values[0] < values[1] < values[2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (Objective("ttft/p98"), "no figure ttft/p98"),
+        (Objective("itl/p99"), "itl/p99 is unknown"),
+        (Objective("ttft/p99", {"tpot/p9": 1}), "no figure tpot/p9"),
+    ],
+)
+def test_a_wrong_figure_is_named(wrong, told):
+    with pytest.raises(ConfigError, match=told):
+        wrong.of(SUMMARY)
+
+
+def test_a_mistaken_objective_costs_no_run(schedlab):
+    done = schedlab("run", "engine=stub", "wandb.mode=disabled", "objective.direction=up", "hydra.run.dir=r")
+    assert done.code == 2 and "objective.direction=up" in done.err
+    assert not Path("r/requests.jsonl.gz").exists()
+
+
+def test_optuna_finds_the_best_chunk_size_within_the_limit(schedlab):
+    """Of eight sizes, all of which are run to know the answer, sixteen trials with a seed find the best."""
+    pytest.importorskip("optuna")
+    quick = (
+        "wandb.mode=disabled",
+        "progress=false",
+        "workload.num_requests=100",
+        "objective.at_most={tpot/p99: 0.016}",
+    )
+    sizes = "range(128, 1024, step=128)"
+    params = f"hydra.sweeper.params={{policy.chunk_size: '{sizes}'}}"
+    fewer = ("hydra.sweeper.n_trials=16", "hydra.sweeper.sampler.n_startup_trials=4")
+    done = schedlab("run", "-m", "experiment=tune_chunk_size", *quick, *fewer, params, "hydra.sweep.dir=s")
+    assert done.code == 0, done.err
+    grid = ",".join(str(size) for size in range(128, 1025, 128))
+    words = ("engine=virtual", "model=llama3.1-8b", "workload=bursty", "record=summary", "policy=chunked_prefill")
+    schedlab("run", "-m", *quick, *words, f"policy.chunk_size={grid}", "hydra/launcher=pool", "hydra.sweep.dir=all")
+    runs = [(128 * (job + 1), read_run(Path("all", str(job))).summary) for job in range(8)]
+    allowed = {size: summary["ttft/p99"] for size, summary in runs if summary["tpot/p99"] <= 0.016}
+    assert 0 < len(allowed) < 8
+    found = OmegaConf.load("s/optimization_results.yaml")
+    assert found.best_params["policy.chunk_size"] == min(allowed, key=lambda size: allowed[size])
+    assert found.best_value == min(allowed.values())
+
+
+def test_the_agents_command_line_is_a_run(schedlab, monkeypatch):
+    """As `wandb agent` renders it: ${args_no_hyphens} are `key=value`."""
+    from wandb.sdk.launch.sweeps import utils
+
+    sweep = OmegaConf.to_container(OmegaConf.load(ROOT / "experiments/wandb_sweep.yaml"))
+    chosen = {
+        name: {"value": told.get("value", told.get("values", [64])[0])} for name, told in sweep["parameters"].items()
+    }
+    arguments = utils.create_sweep_command_args({"args": chosen})
+    words = []
+    for word in utils.create_sweep_command(sweep["command"]):
+        name = str(word)[2:-1] if str(word).startswith("${") else None
+        words += {None: [word], "env": [], "program": [], "args_no_hyphens": arguments["args_no_hyphens"]}[name]
+    assert words[0] == "run" and "policy.chunk_size=64" in words and sweep["program"] == "schedlab"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    done = schedlab(*words, "wandb.mode=disabled", "workload.num_requests=20")
+    assert done.code == 0, done.err
+    (result,) = Path().glob("outputs/*/*/result.json")
+    assert sweep["metric"]["name"] in read_run(result.parent).summary
