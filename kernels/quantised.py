@@ -38,9 +38,10 @@ class Quantised:
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[O, K]"""
         columns = self.shape[1]
-        scales, zeros = (_spread(x, self.group, columns) for x in (self.scales_OG, self.zeros_OG))
-        weight = self.numbers_OK.float() * scales
-        return (weight if zeros is None else weight + zeros).to(dtype)
+        weight = self.numbers_OK.float() * _spread(self.scales_OG, self.group, columns)
+        if self.zeros_OG is not None:
+            weight += _spread(self.zeros_OG, self.group, columns)
+        return weight.to(dtype)
 
 
 def quantise(weight_OK: Tensor, kind: str, group: int = GROUP) -> Quantised:
@@ -78,5 +79,6 @@ def _ungrouped(numbers_OGK: Tensor, columns: int) -> Tensor:
     return numbers_OGK.flatten(1)[:, :columns].contiguous()
 
 
-def _spread(values_OG: Tensor | None, group: int, columns: int) -> Tensor | None:
-    return None if values_OG is None else values_OG.float().repeat_interleave(group, dim=1)[:, :columns]
+def _spread(values_OG: Tensor, group: int, columns: int) -> Tensor:
+    """[O, K]"""
+    return values_OG.float().repeat_interleave(group, dim=1)[:, :columns]

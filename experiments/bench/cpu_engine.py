@@ -132,7 +132,8 @@ class Generate:
             ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0,
             stopping_criteria=[stamping(stamp)],
         )  # fmt: skip
-        return out[:, width:].tolist()
+        tokens: Tokens = out[:, width:].tolist()
+        return tokens
 
 
 class Continuous:
