@@ -11,6 +11,7 @@ from native_build import native  # noqa: F401 (a fixture)
 from paged import Pages
 from test_torch_backend import WINDOWS, Case, cases, relative_error
 
+from schedlab.experiments.bench.quantisation import TEXT
 from schedlab.framework.errors import ConfigError, ModelError
 from schedlab.framework.model import linear
 from schedlab.framework.model.config import ModelConfig
@@ -268,8 +269,7 @@ def test_bfloat16_stays_near_float32_in_a_real_model(native):  # noqa: F811
         path = model_directory("fetched:smollm2")
     except ModelError as error:
         pytest.skip(str(error))
-    text = Tokenizer(path).encode("The lighthouse keeper wrote in his book every evening. " * 9)
-    assert worst_step(path, text[:80]) <= 2e-2
+    assert worst_step(path, Tokenizer(path).encode(TEXT.replace("\n", " "))[:80]) <= 2e-2
 
 
 # ---- how they come to be there ----
