@@ -466,3 +466,14 @@ def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
 def test_a_knob_out_of_range_is_refused(make):
     with pytest.raises(ValueError, match="policy"):
         make()
+
+
+def test_priority_does_not_hold_while_a_head_that_lost_its_blocks_would_displace_somebody():
+    """12 blocks of 4: the urgent one finds 3 free as it comes, and the decodes of its first step take one of them."""
+    for arrival in range(1, 12):
+        trace = [Spec("a", 0, 16, 12), Spec("b", 0, 16, 12), Spec("urgent", arrival * MS, 9, 4, priority=1)]
+        runs = [
+            run(Priority(), trace, num_blocks=12, executor=JumpingExecutor(), **changes)
+            for changes in ({}, {"fast_forward": False}, {"honour_holds": False})
+        ]
+        assert runs[0].digest == runs[1].digest == runs[2].digest, arrival
