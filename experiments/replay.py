@@ -160,7 +160,7 @@ class PastRun:
 
     def make_predictor(self) -> Predictor | None:
         node = self.part("predictor")
-        return None if node is None else _build(node, "predictor")  # type: ignore[no-any-return]
+        return None if node is None else _build(node, "predictor")
 
     def make_setup(self) -> EngineSetup:
         """The engine that it ran on, under the same limits and with the same modelled rates."""

@@ -142,7 +142,8 @@ def questions(
 def label(run: Run, root: Path, asked_only: bool) -> Labelled:
     """`run` with its choices and overrides as text and, unless `asked_only`, the knobs and limits that they led to."""
     manifest = run.manifest
-    knobs = {f"{POLICY}.{name}": value for name, value in manifest.get("policy", {}).get("knobs", {}).items()}
+    told = manifest.get("policy", {}).get("knobs", {})
+    knobs = {f"{POLICY}.{name}": value for name, value in told.items() if " object at 0x" not in str(value)}
     limits = {f"engine.{name}": value for name, value in manifest.get("engine", {}).items()}
     facts = {DIRECTORY: str(root), POLICY: run.policy, **run.labels, **({} if asked_only else {**knobs, **limits})}
     kept = {key: str(value) for key, value in facts.items() if key.partition(".")[0] not in NOT_OF_THE_VARIANT}
