@@ -170,13 +170,13 @@ def _kit(makes: Sequence[Callable[[], Policy]], only: Sequence[str]) -> str | No
 
 
 def _own_tests(module: str) -> str | None:
-    """Those that name the policy; for what policies share, all of them."""
+    """Those that name the policy or speak of every knob; for what policies share, all of them."""
     import pytest
 
     name = module.rpartition(".")[2]
     words = ["-x", "-q", "-n0", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *TESTS]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        ended = pytest.main(words if name in HELPERS else [*words, "-k", name]) if TESTS else 0
+        ended = pytest.main(words if name in HELPERS else [*words, "-k", f"{name} or knob"]) if TESTS else 0
     return "tests" if ended == pytest.ExitCode.TESTS_FAILED else None
 
 
