@@ -208,7 +208,8 @@ def draw_alone(axis: Axes, values_s: np.ndarray, scale: float = 1e3, whole: floa
     from schedlab.experiments.series import cumulative
 
     value, share = cumulative(values_s)
-    axis.step(value * scale, share * whole, where="post", color="#999999", linestyle=":", label="each request alone (bound)")
+    label = "each request alone (bound)"
+    axis.step(value * scale, share * whole, where="post", color="#999999", linestyle=":", label=label)
 
 
 def draw_limit(axis: Axes, value: float, label: str) -> None:
