@@ -14,7 +14,7 @@ from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 from schedlab.policies.common import check_chunk, make_way, ranked_step
 from schedlab.policies.preemption import Preempting
-from schedlab.policies.ranking import RankedQueue
+from schedlab.policies.ranking import RankBy, RankedQueue
 from schedlab.policies.victims import worst_of
 
 
@@ -45,7 +45,7 @@ class Priority(Preempting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_chunk(self.chunk_size)
-        self._queue = RankedQueue(lambda step, request: urgency(request))
+        self._queue = RankedQueue(RankBy(urgency))
 
     def schedule(self, step: Step) -> None:
         disturbed = self.preempt_running and self._make_way(step)

@@ -1,6 +1,7 @@
 """What each further policy claims: a trace on which it differs from fcfs in the direction it names, and its bounds."""
 
 import itertools
+import pickle
 
 import pytest
 from four import ESTIMATOR, EVERY, OTHERS
@@ -426,6 +427,13 @@ def test_a_crowd_is_served_under_every_policy_and_mode(name):
         outcome = run(EVERY[kind](), trace, num_blocks=20, max_num_batched_tokens=24, swap_space_gib=2000 * 8 / 2**30)
         check_streams(outcome)
         assert {request.state for request in outcome.requests} == {"finished"}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_policy_can_be_sent_to_another_process(name):
+    made = pickle.loads(pickle.dumps(EVERY[name]()))
+    trace = [Spec(f"r{i}", i * MS, 8, 4) for i in range(3)]
+    assert run(made, trace).digest == run(EVERY[name](), trace).digest
 
 
 @pytest.mark.parametrize("policy", [SJF(), HRRN()])
