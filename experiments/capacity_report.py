@@ -113,7 +113,8 @@ def picture(study: Study) -> Figure:
             axis.fill_between(curve.rates, low, high, color=style["color"], alpha=0.15, lw=0)
         found = capacities[curve.policy]
         if found.mean is not None:
-            axis.plot([found.mean], [asked * found.mean], "o", color=style["color"])
+            knee = np.interp(found.mean, curve.rates, curve.goodput)
+            axis.plot([found.mean], [knee], "o", color=style["color"])
     top = max(max(curve.goodput) for curve in study.curves)
     if study.limit is not None and study.limit < 2 * top:
         draw_limit(axis, study.limit, "no schedule serves more")
