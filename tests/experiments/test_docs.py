@@ -12,7 +12,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: ([\w./]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("sweeps", "policies", "comparing")
+PAGES = ("sweeps", "policies", pytest.param("comparing", marks=pytest.mark.full))
 
 
 @pytest.fixture
@@ -42,5 +42,5 @@ def test_the_commands_of_a_page_work(page, shell, tmp_path):
     assert ran >= 3
 
 
-def test_every_page_is_run():
-    assert {path.stem for path in DOCS.glob("*.md")} >= set(PAGES)
+def test_every_page_is_there():
+    assert all((DOCS / f"{page}.md").exists() for page in ("sweeps", "policies", "comparing"))
