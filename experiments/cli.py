@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedlab.experiments import evidence, evidence_commands
+from schedlab.experiments import evidence, evidence_commands, reproduce
 from schedlab.experiments.policy_cli import policies
 from schedlab.framework.errors import SchedlabError
 
@@ -37,6 +37,7 @@ app.add_typer(traces, name="trace")
 native = typer.Typer(help="Kernels compiled for this processor, an extra of engine=cpu.")
 app.add_typer(native, name="kernels")
 evidence.add_to(app)
+reproduce.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -143,7 +143,7 @@ class Decided(Recorder):
 
     def decision(
         self, index: int, now_ns: int, preempted: Pairs, grants: Grants, decodes: Decodes, decodes_at: int,
-        refusals: Pairs, idle_until_ns: int | None,
+        refusals: Pairs, idle_until_ns: int | None, starts: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.last = {
             "grants": tuple(grants), "decodes": decodes if decodes == "all" else tuple(decodes),

@@ -7,6 +7,7 @@ how a run is made is run.py's.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from schedlab.experiments import pool, resume
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.writer import write_json, write_whole
+from schedlab.framework.writer import write_whole
 
 FIGURES = (
     "goodput/requests_per_s", "slo/attainment", "ttft/p99", "tpot/p99", "throughput/output_tokens_per_s",
@@ -187,7 +188,8 @@ def markdown(found: Sequence[Entry], seeds: Sequence[int]) -> str:
             failed.setdefault((entry.policy, entry.error), []).append(entry.cell.name)
     notes = [
         f"Goodput as a share of the best policy in each cell, over {len({e.cell for e in found})} cells of traffic, "
-        f"load and SLO, {len(seeds)} seeds each; all policies with their default knobs, on the virtual clock.",
+        f"load and SLO, each with seed {' and '.join(map(str, seeds))}; all policies with their default knobs, on the "
+        "virtual clock.",
         *(f"No policy met the SLO: {name}." for name in left_out),
         *(f"{policy} failed in {len(names)} cells: {error}" for (policy, error), names in failed.items()),
     ]
@@ -208,17 +210,20 @@ def show(found: Sequence[Entry]) -> None:
     console.print(table)
 
 
-def as_json(found: Sequence[Entry], seeds: Sequence[int]) -> dict[str, Any]:
+def as_json(found: Sequence[Entry], seeds: Sequence[int]) -> str:
+    """Cells, scores and the figures behind them; a line for each policy in each cell."""
     table = scores(found)
-    return {
+    head = {
         "seeds": list(seeds),
         "cells": {cell.name: list(cell.words) for cell in dict.fromkeys(entry.cell for entry in found)},
         "scores": {name: {cell.name: round(score, 6) for cell, score in told.items()} for name, told in table.items()},
-        "figures": [
-            {"policy": entry.policy, "cell": entry.cell.name, "error": entry.error, **entry.figures}
-            for entry in sorted(found, key=lambda entry: (entry.policy, entry.cell.name))
-        ],
     }
+    rows = [
+        json.dumps({"policy": entry.policy, "cell": entry.cell.name, "error": entry.error, **entry.figures})
+        for entry in sorted(found, key=lambda entry: (entry.policy, entry.cell.name))
+    ]
+    parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
+    return "{\n" + ",\n".join([*parts, '"figures": [\n' + ",\n".join(rows) + "\n]"]) + "\n}\n"
 
 
 def bench(policies: Sequence[str] | None, traffic: Sequence[str] | None, out: Path, runs: Path, processes: int) -> None:
@@ -241,5 +246,5 @@ def bench(policies: Sequence[str] | None, traffic: Sequence[str] | None, out: Pa
     show(found)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / f"{NAME}.md", markdown(found, seeds))
-    write_json(out / f"{NAME}.json", as_json(found, seeds))
+    write_whole(out / f"{NAME}.json", as_json(found, seeds))
     print(f"in {out / NAME}.md and .json")

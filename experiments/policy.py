@@ -10,8 +10,8 @@ import keyword
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,9 +73,14 @@ def maker(node: DictConfig) -> Callable[[], Policy]:
 
 def source_of(node: DictConfig) -> str:
     """Python that makes the policy of `node` without its YAML."""
+    from schedlab.framework.testing.reproduction import path_lines, root_to_add
+
     keys = OmegaConf.to_container(node, resolve=True)
+    path = path_lines(root_to_add(str(node._target_).rpartition(".")[0]))
     return (
-        f"def make():\n    from hydra.utils import instantiate\n\n    return instantiate({keys!r}, _convert_='all')\n"
+        f"{path}\n\ndef make():\n"
+        "    from hydra.utils import instantiate\n\n"
+        f"    return instantiate({keys!r}, _convert_='all')\n"
     )
 
 
@@ -101,31 +106,39 @@ def show_policies() -> None:
 
 def options() -> list[Option]:
     """Every option of the group `policy` by name, each from the first place on the search path that has it."""
-    from hydra_plugins.schedlab_searchpath.plugin import config_options, declared_entries, origin, usable_options
+    found: dict[str, Option] = {}
+    for folder, origin, origin_version in _places():
+        for name in _policies(folder):
+            target = _yaml(folder / "policy" / f"{name}.yaml").get("_target_", "???")
+            shown = "given by policy._target_" if target == "???" else str(target)
+            found.setdefault(name, Option(name, shown, origin, origin_version))
+    return [found[name] for name in sorted(found)]
 
-    owners = dict.fromkeys(_policies(config_options(files("schedlab.conf"))), ("schedlab", schedlab.__version__))
+
+def _yaml(file: Traversable) -> dict[str, Any]:
+    keys = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+    return {str(key): value for key, value in keys.items()} if isinstance(keys, dict) else {}
+
+
+def _places() -> Iterator[tuple[Traversable, str, str]]:
+    """Folders of configs in the order of the search path, with the distribution of each and its version."""
+    from hydra_plugins.schedlab_searchpath.plugin import declared_entries, origin, usable_options
+
+    yield files("schedlab.conf"), "schedlab", schedlab.__version__
     for entry in declared_entries():
-        named = (origin(entry), version(origin(entry)) if entry.dist is not None else "")
-        for name in _policies(usable_options(entry) or ()):
-            owners.setdefault(name, named)
+        if usable_options(entry) is not None:
+            yield files(entry.value), origin(entry), entry.dist.version if entry.dist is not None else ""
     local = Path.cwd() / "conf"
     if local.is_dir() and not (local / "__init__.py").exists():
-        for name in _policies(config_options(local)):
-            owners.setdefault(name, ("./conf", ""))
-    return [Option(name, _target(name), *owners[name]) for name in sorted(owners)]
+        yield local, "./conf", ""
 
 
-def _policies(options: Any) -> Iterator[str]:
-    names = (option.removeprefix("policy/") for option in options if option.startswith("policy/"))
-    return (name for name in names if not name.startswith("shared/"))  # what other options are made of
+def _policies(folder: Traversable) -> list[str]:
+    """Names of the policies in a folder of configs, without what they share parts of."""
+    from hydra_plugins.schedlab_searchpath.plugin import config_options
 
-
-def _target(name: str) -> str:
-    try:
-        node = compose.compose([f"policy={name}"]).policy
-    except ConfigError as error:
-        return f"({error})"
-    return "given by policy._target_" if OmegaConf.is_missing(node, "_target_") else str(node._target_)
+    names = [option.removeprefix("policy/") for option in config_options(folder) if option.startswith("policy/")]
+    return [name for name in names if not name.startswith("shared/")]
 
 
 # ---- new ----

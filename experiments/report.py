@@ -17,6 +17,7 @@ import numpy as np
 
 from schedlab.experiments import report_plots as draw
 from schedlab.experiments import series
+from schedlab.experiments.bounds import Tightness, alone_ttft_s, of_variants
 from schedlab.experiments.explain import SAID, cause_lines, explain
 from schedlab.experiments.report_plots import svg
 from schedlab.experiments.statistics import interval
@@ -66,14 +67,15 @@ class Section:
 
 
 class Report:
-    """The runs in and below a directory, by variant. ConfigError if none of them finished with its logs."""
+    """The runs in and below a directory, by variant. ConfigError if none of them finished any request with its logs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.comparison = Comparison.read([directory], required=True)
-        logged = [run for run in self.comparison.complete.values() if run.tables.result["record"] == LOGS]
+        found = [(run, run.tables) for run in self.comparison.complete.values()]
+        logged = [run for run, t in found if t.result["record"] == LOGS and t.summary["requests/finished"]]
         if not logged:
-            raise ConfigError(f"{directory}: no finished run with logs in here (record=full); there is nothing to show")
+            raise ConfigError(f"{directory}: expected a run with logs (record=full) and finished requests, found none")
         self.variants = variants(logged)
         self.drawn = self.variants[:SIDE_BY_SIDE]
 
@@ -85,6 +87,8 @@ class Report:
             f"{name}_cdf": draw.cdf(name, {key: variant.latency(name) for key, variant in drawn.items()})
             for name in draw.TITLES
         }
+        if (alone := alone_ttft_s(self.variants[0].first.directory, self.variants[0].first.tables)) is not None:
+            draw.with_bound(latencies["ttft_cdf"], alone)
         firsts = {name: variant.first.tables for name, variant in drawn.items()}
         found = [Section("Latencies", latencies), Section("Stalls", {"itl_over_time": draw.itl_over_time(firsts)})]
         if len(self.variants) > 1 and (points := self._points()):
@@ -121,6 +125,11 @@ class Report:
         """Header and rows: mean over the replicates, with its 95 % interval where there are two and more."""
         rows = [[f.heading, *(written(f, v.values(f.key)) for v in self.variants)] for f in FIGURES]
         return ["", *(v.name for v in self.variants)], [row for row in rows if set(row[1:]) != {UNKNOWN}]
+
+    def bounds(self) -> dict[str, list[tuple[str, ...]]]:
+        """How near each variant comes to what no schedule could beat, where its machine is known."""
+        found = of_variants({variant.name: variant.runs for variant in self.drawn})
+        return {name: [told_bound(bound) for bound in bounds] for name, bounds in found.items()}
 
     def verdicts(self) -> dict[str, Any] | None:
         """What `schedlab compare` found, where it left it beside the sweep."""
@@ -174,6 +183,14 @@ def written_change(finding: Mapping[str, Any], value: float) -> str:
     if finding["scale"] != "ratio":
         return f"{value:+.4g}"
     return f"{value:+.1%}" if value < MANYFOLD else f"{1 + value:,.1f}×"
+
+
+def told_bound(bound: Tightness) -> tuple[str, ...]:
+    """Metric, bound in its unit, value over bound, and how many runs are within a tenth of it."""
+    unit, scale = ("tokens/s", 1.0) if bound.metric.startswith("throughput") else ("ms", 1e3)
+    kind = f"{bound.by}, weak" if bound.weak else bound.by
+    tight = f"{bound.tight} of {bound.runs}"
+    return bound.metric, f"{bound.bound * scale:,.1f} {unit}", f"{bound.ratio:,.2f}×", tight, kind
 
 
 def per_client(run: Run) -> dict[str, float]:
@@ -244,7 +261,8 @@ def write_report(directory: Path, out: Path | None = None, tried: bool = True) -
     path.write_text(environment.get_template("report.html.j2").render(
         title=directory.resolve().name, header=header, rows=rows, notes=report.comparison.notes, inline=inline,
         failed=report.comparison.failed, replicates=max(len(variant.runs) for variant in report.variants),
-        left_out=len(report.variants) - len(report.drawn), verdicts=report.verdicts(), sections=report.sections,
+        left_out=len(report.variants) - len(report.drawn), verdicts=report.verdicts(), bounds=report.bounds(),
+        sections=report.sections,
         own=[(section, explained(variant, tried)) for variant, section in own], facts=facts(report.variants[0].first),
         change=written_change, caption=draw.caption, manifest=json.dumps(report.variants[0].first.manifest, indent=1),
     ))  # fmt: skip

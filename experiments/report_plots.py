@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.experiments import plots, series
+from schedlab.experiments.bounds import draw_alone
 from schedlab.experiments.plots import COLOURS, POINTS, legend, panels, styles
 from schedlab.experiments.step_work import StepWork
 from schedlab.framework.cost.hardware import Hardware
@@ -51,6 +52,13 @@ def cdf(latency: str, values: Mapping[str, np.ndarray]) -> Figure:
     axis.set(xlabel=f"{TITLES[latency]} (ms)", ylabel="requests (%)", ylim=(0, 102), xlim=(0, None))
     legend(axis, values)
     return figure
+
+
+def with_bound(figure: Figure, seconds: np.ndarray) -> None:
+    """Add the TTFT of each request alone on the machine to a distribution."""
+    (axis,) = figure.axes
+    draw_alone(axis, seconds, whole=100.0)
+    axis.legend(loc="best", frameon=False)
 
 
 def itl_over_time(runs: Mapping[str, RunTables]) -> Figure:

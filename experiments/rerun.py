@@ -7,19 +7,18 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from schedlab.experiments.api import Experiment
-from schedlab.experiments.offered import WORKLOAD
+from schedlab.experiments.replay import PastRun
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.tables import RunTables
 from schedlab.workloads.replicate import leaders
 from schedlab.workloads.trace import Trace
-from schedlab.workloads.workload import Recorded
 
 VIRTUAL = "schedlab.experiments.engines.virtual"
 ON_CPU = "schedlab.experiments.engines.cpu"
@@ -36,18 +35,6 @@ class Changes:
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 1
-
-
-@dataclass(kw_only=True)
-class Share(Recorded):
-    """One of `replicas` equal shares of a recorded trace, sessions kept whole."""
-
-    replicas: int = 1
-
-    def load(self, seed: int = 0) -> Trace:
-        trace = super().load(seed)
-        leader = np.unique(leaders(trace), return_inverse=True)[1]
-        return trace.where(leader % self.replicas == 0, "of_other_replicas")
 
 
 def repeatable(config: Mapping[str, Any]) -> bool:
@@ -75,15 +62,13 @@ def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, change
     config = (manifest or {}).get("config", {})
     if not repeatable(config):
         raise ConfigError(f"{directory}: its manifest does not say how to build it; runs of `schedlab run` do")
-    if not (directory / WORKLOAD).exists():
-        raise ConfigError(f"{directory / WORKLOAD}: not there; without the offered requests a run cannot be repeated")
     node = OmegaConf.create({**config, "engine": virtual_engine(config, (manifest or {})["engine"])})
     for key, value in changes.keys.items():
         OmegaConf.update(node, key, value, merge=False, force_add=True)
-    path, name = str(directory / WORKLOAD), str(config["workload"]["name"])
+    offered = PastRun(directory).workload
     return Experiment(
         policy=compose.build(node.policy, "policy"),
-        workload=Share(name=name, path=path, format="offered", replicas=changes.replicas),
+        workload=replace(offered, trace=share_of(offered.trace, changes.replicas)),
         engine=compose.build(node.engine, "engine"),
         seed=0,
         slo=compose.build_optional(node.slo, "slo"),
@@ -91,6 +76,12 @@ def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, change
         **config["measure"],
         config=compose.resolve(node),
     )
+
+
+def share_of(trace: Trace, replicas: int) -> Trace:
+    """What one of `replicas` engines gets: every so many-th session or request outside of sessions."""
+    leader = np.unique(leaders(trace), return_inverse=True)[1]
+    return trace.where(leader % replicas == 0, "of_other_replicas")
 
 
 def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from schedlab.framework.batch import Batch, Inputs
+from schedlab.framework.content import TokenContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
 from schedlab.framework.model.backend import Backend, backend_for
@@ -128,11 +129,26 @@ class ModelExecutor:
         pinned = self._device.type == "cuda" and num_host_blocks > 0
         self._host_kv = torch.empty((*shape, num_host_blocks, *row), dtype=self._dtype, pin_memory=pinned)
         self.kv_caches = [(layer[0], layer[1]) for layer in self._kv]
+        if self._device.type == "cuda":
+            self.warm_up()
         if self._recorder is not None:
             self._graphs = DecodeGraphs(
                 self._decoder, self._backend.kernels, self.kv_caches, self._device, max_num_seqs=max_num_seqs,
                 max_blocks=min(-(-self._max_model_len // block_size), num_blocks), recorder=self._recorder,
             )  # fmt: skip
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a prompt and a decode that write nothing, so that a run neither compiles kernels nor loads libraries."""
+        prompt, decode = (EngineRequest(f"warm-up {n}", 0, n, TokenContent([0] * n)) for n in (2, 1))
+        self._draw(
+            Inputs(
+                token_ids_T=np.zeros(3, dtype=np.int64), positions_T=np.array([0, 1, 1]), slots_T=np.full(3, -1),
+                query_starts_N1=np.array([0, 2, 3]), context_lens_N=np.array([2, 2]), rows_N=np.array([0, 1]),
+                block_tables_NB=np.zeros((2, -(-2 // self._block_size)), dtype=np.int64), emitting_S=np.array([0, 1]),
+                output_positions_S=np.array([2, 2]), requests=[prompt, decode],
+            )
+        )  # fmt: skip
 
     def _release(self) -> None:
         """Give back what an engine before this one was given."""

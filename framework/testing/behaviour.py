@@ -103,13 +103,25 @@ class Watch:
         return ", ".join(request.request_id for request in self._population[:4])
 
 
-def behave(subject: Subject, case: Case, references: Mapping[str, Callable[[], Policy]] | None = None) -> Outcome:
+def behave(
+    subject: Subject,
+    case: Case,
+    references: Mapping[str, Callable[[], Policy]] | None = None,
+    on_step: Callable[[Engine], None] | None = None,
+) -> Outcome:
     """Run the case, audited and watched to its end; every stream is the stub's own and that of each reference.
 
-    Violation of `rules`, `stalls`, `audit`, `livelock`, `churn` or `streams`.
+    `on_step` is called after every boundary. Violation of `rules`, `stalls`, `audit`, `livelock`, `churn` or `streams`.
     """
     executor = CountingStub()
-    outcome = subject.run(case, executor=executor, on_step=Watch(executor))
+    watch = Watch(executor)
+
+    def look(engine: Engine) -> None:
+        if on_step is not None:
+            on_step(engine)
+        watch(engine)
+
+    outcome = subject.run(case, executor=executor, on_step=look)
     try:
         check_streams(outcome)
     except AssertionError as error:

@@ -90,8 +90,9 @@ def again(name: str, make: Make, case: Case | None = None) -> None:
     engines: list[Engine] = []
     try:
         if name in BEHAVIOUR:
-            subject.run(case, on_step=engines.append)
-        CHECKS[name](subject, case)
+            behave(subject, case, on_step=engines.append)
+        else:
+            CHECKS[name](subject, case)
     finally:
         if engines:
             _print_decisions(engines[-1])

@@ -62,8 +62,8 @@ def construction(policy: Policy) -> tuple[str, str]:
             "def make():\n"
             f'    raise NotImplementedError("return a fresh {cls.__qualname__}: it cannot be built from its name")\n'
         )
-    root = _root_to_add(cls.__module__)
-    path = f"import sys\n\nsys.path.insert(0, {str(root)!r})\n" if root else ""
+    root = root_to_add(cls.__module__)
+    path = path_lines(root)
     words = ", ".join(f"{name}={value!r}" for name, value in knobs.items())
     imported = f"from {cls.__module__} import {cls.__name__}\n"
     return path + imported, f"def make():\n    return {cls.__name__}({words})\n"
@@ -87,7 +87,12 @@ def _knobs(policy: Any) -> dict[str, object] | None:
     return knobs
 
 
-def _root_to_add(module: str) -> Path | None:
+def path_lines(root: Path | None) -> str:
+    """Python that puts `root` first on the path of imports."""
+    return f"import sys\n\nsys.path.insert(0, {str(root)!r})\n" if root else ""
+
+
+def root_to_add(module: str) -> Path | None:
     """The folder from which `module` is imported, if other processes would not look there by themselves."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:

@@ -75,13 +75,13 @@ PLANTED = {
 
 
 @cache
-def base() -> DictConfig:
-    return compose([*BASE, "policy=chunked_prefill"])
+def base(*words: str) -> DictConfig:
+    return compose([*BASE, "policy=chunked_prefill", *words])
 
 
-def run_planted(make, seed: int, directory: Path) -> Path:
-    """The run directory of one draw."""
-    config = OmegaConf.create(OmegaConf.to_container(base()))
+def run_planted(make, seed: int, directory: Path, *words: str) -> Path:
+    """The run directory of one draw; `words` are further overrides."""
+    config = OmegaConf.create(OmegaConf.to_container(base(*words)))
     draw = random.Random(f"{make.__name__} {seed}")
     for key, value in {**make(draw), "seed": seed + 1}.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)

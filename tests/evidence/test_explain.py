@@ -68,6 +68,21 @@ def test_a_run_repeats_itself_from_its_folder(tmp_path):
     assert half.summary["requests/offered"] == -(-run.summary["requests/offered"] // 2)
 
 
+def test_conversations_as_a_client_sees_them_repeat_too(tmp_path):
+    """Turns that wait for the one before, hits, measured stages; of two replicas each session has one."""
+
+    def conversations(draw):
+        return {"observed_at.preparation.constant_s": 0.02, "observed_at.delivery.jitter_s": 0.01}
+
+    words = ("workload=conversations", "workload.num_sessions=40", "policy=prefix_reuse", "observed_at=client")
+    run = read_run(run_planted(conversations, 0, tmp_path, *words))
+    again = rerun(tmp_path, run.manifest)
+    assert run.summary["prefix/hit_rate"] > 0 and again.digest == run.digest and again.summary == run.summary
+    half = rerun(tmp_path, run.manifest, Changes(replicas=2)).requests
+    sessions = [set(half["session"]), set(run.requests["session"])]
+    assert sessions[0] < sessions[1] and abs(2 * len(sessions[0]) - len(sessions[1])) <= 1
+
+
 def test_words_and_json_say_the_same(tmp_path):
     found = explain(run_planted(PLANTED["prefill interference"], 0, tmp_path), tried=False)
     said, data = "\n".join(lines(found)), json.loads(json.dumps(found.as_json()))

@@ -62,7 +62,7 @@ def main(folder: Path, seed: int, kills: int, words: list[str]) -> None:
     for module in ("hydra.core.plugins", *pool.PRELOADED):
         importlib.import_module(module)
     began = time.monotonic()
-    assert ended(begin(words, folder / "whole"), 120)
+    assert ended(begin(words, folder / "whole"), 600)
     span = time.monotonic() - began
     whole, moments, sweep = finished(folder / "whole"), random.Random(seed), folder / "killed"
     killed = partial = 0
@@ -77,7 +77,7 @@ def main(folder: Path, seed: int, kills: int, words: list[str]) -> None:
         comparison = Comparison.read([sweep])
         assert len(comparison.complete) >= len(done)
         partial += 0 < len(done) < len(whole)
-    assert ended(begin(words, sweep), 120)
+    assert ended(begin(words, sweep), 600)
     assert finished(sweep) == whole and len(whole) > 1
     print(f"killed {killed} times, {partial} of them between the first job's end and the last's")
 

@@ -59,3 +59,20 @@ def test_logs_of_another_version_are_named(schedlab, workspace):
     path.write_bytes(gzip.compress(lines))
     done = schedlab("explain", "here")
     assert done.code == 2 and "decisions.jsonl.gz: rows have no 'starts'; another version" in done.err
+
+
+def test_a_run_that_failed_leaves_a_timeline_as_far_as_it_came(schedlab, workspace):
+    (workspace / "mine.py").write_text(
+        "from schedlab.policies.fcfs import FCFS\n\n\n"
+        "class Breaks(FCFS):\n"
+        "    def schedule(self, step):\n"
+        "        if step.now > 0.2:\n"
+        "            raise RuntimeError('enough')\n"
+        "        super().schedule(step)\n"
+    )
+    failed = schedlab(*QUICK, "engine=stub", "policy=custom", "policy._target_=mine.Breaks")
+    assert failed.code == 2 and "enough" in failed.err
+    assert schedlab("timeline", "here").code == 0
+    assert json.loads((workspace / "here/timeline.json").read_text())["traceEvents"]
+    told = schedlab("explain", "here")
+    assert told.code == 2 and "the run is failed; expected a finished one" in told.err

@@ -72,5 +72,6 @@ def test_slurm_gets_an_array_of_jobs(workspace):
     process.kill()
     said = process.communicate()[0].decode()
     script = (workspace / "script").read_text() if (workspace / "script").exists() else said
-    for line in ("--partition=gpus", "--array=0-1%2", "--cpus-per-task=2", "--mem=8GB", "--time=60", "--signal=USR2@120"):
+    asked = "--partition=gpus", "--array=0-1%2", "--cpus-per-task=2", "--mem=8GB", "--time=60", "--signal=USR2@120"
+    for line in asked:
         assert line in script, script

@@ -92,7 +92,7 @@ def test_changed_code_runs_again(schedlab, file):
 
 
 def test_a_changed_trace_runs_again(schedlab):
-    rows = gzip.decompress(embedded_file("sample.jsonl.gz").read_bytes()).splitlines(keepends=True)[:8]
+    rows = gzip.decompress(embedded_file("sample.jsonl.gz").read_bytes()).splitlines(keepends=True)[:9]
     Path("trace.jsonl").write_bytes(b"".join(rows))
     more = ("workload=trace", "workload.path=trace.jsonl", "workload.format=mooncake", "workload.block_size=16")
     words = ("run", "-m", *QUICK, *more, "hydra.sweep.dir=s", "resume=true")
@@ -100,7 +100,7 @@ def test_a_changed_trace_runs_again(schedlab):
     assert "was finished" in schedlab(*words).out
     Path("trace.jsonl").write_bytes(b"".join(rows[:-1]))
     assert "0: run again, for trace.jsonl changed" in schedlab(*words).out
-    assert read_run(Path("s/0")).summary["requests/finished"] == 7
+    assert read_run(Path("s/0")).summary["requests/finished"] == 8
 
 
 def test_changed_sources_run_again(schedlab, monkeypatch):

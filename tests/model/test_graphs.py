@@ -334,3 +334,17 @@ def test_an_engine_after_another_holds_nothing_of_it(weights):
     executor.allocate(8, 8, 0, 2)
     gc.collect()
     assert before() is None
+
+
+@pytest.mark.parametrize("block_size", [1, 8])
+def test_warming_up_writes_nothing_and_computes_both_phases(block_size, weights, monkeypatch):
+    executor = ModelExecutor(preset("tiny"), weights=weights)
+    made = Pages(executor, num_blocks=16, block_size=block_size)  # NaN everywhere
+    spans, forward = [], executor._decoder.forward
+    monkeypatch.setattr(
+        executor._decoder, "forward", lambda batch, caches: (spans.extend(batch.spans), forward(batch, caches))[1]
+    )
+    executor.warm_up()
+    assert [span.decode for span in spans] == [False, True]
+    assert all(cache.isnan().all() for layer in executor.kv_caches for cache in layer)
+    assert len(made.free) == 16

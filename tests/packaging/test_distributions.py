@@ -23,7 +23,7 @@ def files_of(folder: str) -> set[str]:
 
 def test_the_wheel_has_every_module_and_data_file(built, names_in_wheel):
     expected = set().union(*(files_of(folder) for folder in FOLDERS))
-    expected |= {"schedlab/__init__.py", "schedlab/__main__.py", "schedlab/py.typed"}
+    expected |= {f"schedlab/{name}" for name in ("__init__.py", "__main__.py", "testing.py", "py.typed")}
     plugins = ROOT / "src" / "hydra_plugins"
     expected |= {str(path.relative_to(plugins.parent)) for path in plugins.rglob("*.py")}
     assert "hydra_plugins/schedlab_launchers/pool.py" in expected
