@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("native.cpp")
+HEADERS = ("native_vectors.h", "native_products.h", "native_attention.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp")
 
 
@@ -30,9 +31,10 @@ def directory() -> Path:
 
 
 def path() -> Path:
-    """Where the library for this source and this processor lies, or would lie."""
+    """Where the library for these sources and this processor lies, or would lie."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (SOURCE.read_bytes(), " ".join(FLAGS).encode(), _processor().encode()):
+    sources = [SOURCE.with_name(name).read_bytes() for name in (SOURCE.name, *HEADERS)]
+    for part in (*sources, " ".join(FLAGS).encode(), _processor().encode()):
         digest.update(part)
     return directory() / f"schedlab-{digest.hexdigest()}.so"
 
