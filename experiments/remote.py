@@ -137,7 +137,7 @@ def connected(cluster: Cluster, code: Path, configs: list[dict[str, Any]]) -> It
     variables = {**kept, "HYDRA_FULL_ERROR": "1", **given.pop("env_vars", {})}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
-        address=cluster.address,
+        address=cluster.address or "local",  # not one that Ray remembers from before
         runtime_env={"working_dir": str(code), "env_vars": variables, **given},
         logging_level="ERROR",
         log_to_driver=False,
