@@ -14,8 +14,8 @@ from typing import Any
 from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 
-Entry = tuple[Any, float, int, Request]
-"""Rank, arrival, number of the push, request."""
+Entry = tuple[Any, int, int, Request]
+"""Rank, place among arrivals, number of the push, request."""
 WAITING = ("waiting", "preempted", "swapped")
 
 
@@ -32,6 +32,9 @@ class RankedQueue:
         self._heap: list[Entry] = []
         self._taken: list[Entry] = []
         self._latest: dict[Request, Entry] = {}
+        self._places: dict[Request, int] = {}
+        self._arrivals = 0
+        self._prune_at = 1024
         self._pushes = 0
 
     def best_first(self, step: Step) -> Iterator[Request]:
@@ -39,15 +42,26 @@ class RankedQueue:
         for entry in self._taken:  # what the last walk took out; who was admitted leaves when met again
             heappush(self._heap, entry)
         self._taken = []
+        if len(self._places) > self._prune_at:
+            self._prune()
         for request in step.cache_changed:
             self.rank_again(request, self._rank(step, request))
         return self._walk()
 
     def rank_again(self, request: Request, rank: Any) -> None:
         """`request` stands by `rank` from now on, until its cached prefix changes; a walk in progress heeds it."""
+        place = self._places.get(request)
+        if place is None:
+            place = self._places[request] = self._arrivals
+            self._arrivals += 1
         self._pushes += 1
-        entry = self._latest[request] = (rank, request.arrival_s, self._pushes, request)
+        entry = self._latest[request] = (rank, place, self._pushes, request)
         heappush(self._heap, entry)
+
+    def _prune(self) -> None:
+        """Forget the places of who has ended; who runs may be preempted, and is then among its equals where it was."""
+        self._places = {r: place for r, place in self._places.items() if r.state == "running" or r.state in WAITING}
+        self._prune_at = 1024 + 2 * len(self._places)
 
     def rank_of(self, request: Request) -> Any:
         """What the waiting `request` stands by."""

@@ -477,3 +477,15 @@ def test_priority_does_not_hold_while_a_head_that_lost_its_blocks_would_displace
             for changes in ({}, {"fast_forward": False}, {"honour_holds": False})
         ]
         assert runs[0].digest == runs[1].digest == runs[2].digest, arrival
+
+
+def test_equals_keep_their_order_however_often_they_are_ranked_anew():
+    """r7's cached prefix changes while r6 decodes; it stays before r8, which came at the same instant after it."""
+    sizes = [(1, 1, None)] * 5 + [(28, 1, range(200, 207)), (45, 6, (0, *range(101, 112))), (29, 1, range(200, 208))]
+    sizes.append((5, 1, (0, 1)))
+    trace = [
+        Spec(f"r{i}", 0, prompt, output, ids=ids if ids is None else tuple(ids), id_width=4)
+        for i, (prompt, output, ids) in enumerate(sizes)
+    ]
+    keys = {"num_blocks": 19, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+    assert run(Priority(), trace, **keys).digest == run(Priority(), trace, honour_holds=False, **keys).digest
