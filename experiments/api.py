@@ -170,6 +170,7 @@ class Experiment:
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),
             cost=rates_of(self.engine.executor),
+            kernels=getattr(self.engine.executor, "kernels", None),
         )
 
 

@@ -51,10 +51,11 @@ def describe_run(
     engine: Mapping[str, Any],
     clock: str,
     cost: Mapping[str, Any] | None = None,
+    kernels: str | None = None,
 ) -> dict[str, Any]:
     """The content of manifest.json. `labels` are what tables name the run by; `engine` the limits it ran under.
 
-    `cost`: the rates of modelled durations, by which jumps in the log expand.
+    `cost`: the rates of modelled durations, by which jumps in the log expand. `kernels`: which implementation ran.
     """
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -67,6 +68,7 @@ def describe_run(
         "clock": clock,
         "engine": dict(engine),
         "cost": cost,
+        "kernels": kernels,
         "policy": source_of(policy),
         "workload": workload_facts(trace),
         "versions": versions(),

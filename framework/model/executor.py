@@ -97,6 +97,11 @@ class ModelExecutor:
         self._host_kv = torch.empty(0)
         self.kv_caches: list[KVCache] = []
 
+    @property
+    def kernels(self) -> str:
+        """The implementation that runs, as dispatch.py names it."""
+        return self._backend.kernels.name
+
     def _weights(self, path: str | Path | None, seed: int) -> Weights:
         count, dtype = self.config.num_parameters(), self._backend.weights or self._dtype
         self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need")

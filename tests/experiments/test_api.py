@@ -201,3 +201,9 @@ def test_the_lag_of_an_arrival_runs_from_when_it_was_visible():
     source = Counted(Two(), 2)
     source.pop(5_000_000)
     assert source.lag_us() == {"arrival_lag_mean_us": 2000, "arrival_lag_max_us": 3500}
+
+
+def test_the_manifest_names_the_kernels_that_ran(tmp_path):
+    for name, setup in {"torch": engines.cpu("tiny", num_blocks=64, kernels="torch"), None: engines.stub()}.items():
+        schedlab.run(FCFS(), sample(2), setup, out=tmp_path / str(name))
+        assert read_run(tmp_path / str(name)).manifest["kernels"] == name
