@@ -7,7 +7,7 @@ is bounded by the datasheet of the machine that its configuration names: peaks, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +100,10 @@ def datasheet(config: Mapping[str, Any]) -> Coefficients | None:
 
 def lossless(keys: Mapping[str, Any]) -> Hardware:
     """The machine with every efficiency 1 and every overhead 0."""
-    machine = Hardware(**{f.name: keys[f.name] for f in fields(Hardware)})
     names = [f.name for f in fields(Hardware)]
     perfect = {name: 1.0 for name in names if name.endswith("_efficiency")}
-    return replace(machine, **perfect, **{name: 0.0 for name in names if name.endswith("_us")})
+    free = {name: 0.0 for name in names if name.endswith("_us")}
+    return Hardware(**{name: keys[name] for name in names} | perfect | free)
 
 
 def demand_of(requests: Columns, offered: Trace, manifest: Mapping[str, Any]) -> Demand:
@@ -208,7 +208,8 @@ def draw_alone(axis: Axes, values_s: np.ndarray, scale: float = 1e3, whole: floa
     from schedlab.experiments.series import cumulative
 
     value, share = cumulative(values_s)
-    axis.step(value * scale, share * whole, where="post", color="#999999", linestyle=":", label="each request alone (bound)")
+    label = "each request alone (bound)"
+    axis.step(value * scale, share * whole, where="post", color="#999999", linestyle=":", label=label)
 
 
 def draw_limit(axis: Axes, value: float, label: str) -> None:

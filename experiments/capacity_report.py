@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schedlab.experiments.capacity import Capacity, Study
 from schedlab.experiments.table import slo_line
 
@@ -21,7 +23,9 @@ HEADINGS = ("policy", "capacity req/s", "95 % interval", "against first", "inter
 
 def rows(study: Study) -> list[list[str]]:
     peaks = {curve.policy: "{1:.3g} req/s at {0:.3g}".format(*curve.peak) for curve in study.curves}
-    return [[*row(capacity), peaks.get(capacity.policy, UNKNOWN)] for capacity in study.capacities]
+    first, *others = [[*row(capacity), peaks.get(capacity.policy, UNKNOWN)] for capacity in study.capacities]
+    first[3:7] = [UNKNOWN] * 4  # against itself
+    return [first, *others]
 
 
 def row(found: Capacity) -> list[str]:
@@ -105,10 +109,12 @@ def picture(study: Study) -> Figure:
     for style, curve in zip(styles(), study.curves, strict=False):
         axis.plot(curve.rates, curve.goodput, label=curve.policy, **style)
         if None not in curve.low:
-            axis.fill_between(curve.rates, curve.low, curve.high, color=style["color"], alpha=0.15, lw=0)
+            low, high = np.array(curve.low, dtype=np.float64), np.array(curve.high, dtype=np.float64)
+            axis.fill_between(curve.rates, low, high, color=style["color"], alpha=0.15, lw=0)
         found = capacities[curve.policy]
         if found.mean is not None:
-            axis.plot([found.mean], [asked * found.mean], "o", color=style["color"])
+            knee = np.interp(found.mean, curve.rates, curve.goodput)
+            axis.plot([found.mean], [knee], "o", color=style["color"])
     top = max(max(curve.goodput) for curve in study.curves)
     if study.limit is not None and study.limit < 2 * top:
         draw_limit(axis, study.limit, "no schedule serves more")

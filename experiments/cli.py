@@ -34,6 +34,8 @@ app.add_typer(models, name="model")
 app.add_typer(policies, name="policy")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
+native = typer.Typer(help="Kernels compiled for this processor, an extra of engine=cpu.")
+app.add_typer(native, name="kernels")
 evidence.add_to(app)
 reproduce.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
@@ -110,6 +112,14 @@ def fetch(name: Annotated[str, typer.Argument(help="which model: smollm2")]) -> 
 
     directory, made = fetch_model(name)
     print(f"{name} {'is now' if made else 'is'} in {directory}; use it with model={name}")
+
+
+@native.command()
+def build() -> None:
+    """Compile the CPU kernels into the user's cache, with g++ or $CXX; once."""
+    from schedlab.experiments.kernels_build import build as build_kernels
+
+    print(f"{build_kernels()} serves engine=cpu from now on; engine.kernels=torch does without it")
 
 
 TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory")]

@@ -162,10 +162,10 @@ def show(verdicts: Verdicts, told_bounds: Bounds | None = None) -> None:
         for found in telling(told):
             table.add_row(*row(found))
         console.print(table)
-        for line in notes_of(told, verdicts.level):
-            console.print(line, markup=False, soft_wrap=True)
-    for line in ("", *gate_lines(verdicts), *verdicts.notes):
-        console.print(line, markup=False, soft_wrap=True)
+        for note in notes_of(told, verdicts.level):
+            console.print(note, markup=False, soft_wrap=True)
+    for note in ("", *gate_lines(verdicts), *verdicts.notes):
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def show_runs(comparison: Comparison, console: Console) -> None:
@@ -218,7 +218,7 @@ def markdown(verdicts: Verdicts, told_bounds: Bounds | None = None) -> str:
         lines = [names, ["---", *["---:"] * (len(names) - 1)], *bound_rows(told_bounds)]
         parts.append("## Bounds\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines))
     for told in verdicts.answers:
-        lines = [HEADINGS, ["---", *["---:"] * 6, "---"], *map(row, telling(told))]
+        lines = [list(HEADINGS), ["---", *["---:"] * 6, "---"], *map(row, telling(told))]
         table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
         notes = "".join(f"- {line}\n" for line in notes_of(told, verdicts.level))
         parts.append(f"## {told.name}\n\n{table}\n{notes}")

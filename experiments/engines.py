@@ -29,8 +29,9 @@ MEASURES = {
     "virtual": "it advances by modelled durations",
 }
 DEFAULT = {field.name: field.default for field in fields(EngineConfig)}
-MODEL_EXTRAS = ("path", "seed")
-"""Keys of a model preset that are not part of its shape: where its weights are, or the seed that draws them."""
+MODEL_EXTRAS = ("path", "seed", "weight_dtype")
+"""Keys of a model preset that are not part of its shape: where its weights are, or the seed that draws them, and the
+type that they are held in if the engine's is not meant."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,13 @@ def cpu(
     sampling_seed: int = 0,
     kv_space_gib: float = 4.0,
     batch_invariant: bool = False,
+    kernels: str = "auto",
     **limits: Any,
 ) -> EngineSetup:
     """The real engine on this CPU. With more than one thread the busy clock, which counts one, cannot measure it.
+
+    `kernels`: "native" are those that `schedlab kernels build` compiled, "torch" needs none, "auto" takes the former
+    where they are.
 
     `batch_invariant`: a request's logits are the same to the bit alone and in any batch, at a price in speed.
     """
@@ -83,6 +88,7 @@ def cpu(
         num_threads=num_threads,
         sampling_seed=sampling_seed,
         batch_invariant=batch_invariant,
+        kernels=kernels,
     )
     clocks = ("busy", "wall") if num_threads == 1 else ("wall",)
     return EngineSetup("cpu", executor, scheduler(executor, shape, limits, kv_space_gib), clocks, extras.get("path"))
@@ -153,14 +159,14 @@ def virtual(
     gpu_memory_utilization: float = 0.9,
     **limits: Any,
 ) -> EngineSetup:
-    """Modelled durations of `model` on `hardware`; imports no torch."""
+    """Modelled durations of `model` on `hardware`; imports no torch. The model's own weight_dtype wins."""
     from schedlab.framework.cost.model import CostExecutor
 
     shape, extras = model_preset(model)
     executor = CostExecutor(
         shape,
         hardware_preset(hardware),
-        weight_dtype=weight_dtype,
+        weight_dtype=extras.get("weight_dtype") or weight_dtype,
         kv_cache_dtype=kv_cache_dtype,
         tensor_parallel=tensor_parallel,
         gpu_memory_utilization=gpu_memory_utilization,
@@ -187,7 +193,8 @@ def model_executor(shape: ModelConfig, extras: Mapping[str, Any], **options: Any
     from schedlab.framework.model.executor import ModelExecutor
 
     path = None if extras.get("path") is None else model_directory(extras["path"])
-    return ModelExecutor(shape, path=path, seed=extras.get("seed", 0), **options)
+    weight_dtype = extras.get("weight_dtype")
+    return ModelExecutor(shape, path=path, seed=extras.get("seed", 0), weight_dtype=weight_dtype, **options)
 
 
 def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[str, Any]]:

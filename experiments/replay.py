@@ -22,6 +22,7 @@ from schedlab.experiments.engines import CLOCKS, EngineSetup
 from schedlab.experiments.manifest import MANIFEST, write_manifest
 from schedlab.experiments.offered import WORKLOAD
 from schedlab.experiments.recorded import LoggedEnds
+from schedlab.experiments.replicates import plain_knobs
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock, RecordedClock
 from schedlab.framework.cost.expand import expanded_steps
@@ -151,7 +152,8 @@ class PastRun:
         told = self.manifest["policy"]
         module, _, name = told["class"].rpartition(".")
         try:
-            made: Policy = getattr(import_module(module), name)(**told.get("knobs", {}))
+            cls = getattr(import_module(module), name)
+            made: Policy = cls(**revived(cls, plain_knobs(self.manifest)))
         except (ImportError, AttributeError, TypeError) as error:
             raise ConfigError(
                 f"{self.directory}: its policy {told['class']} cannot be made again ({error}); call replay with one"
@@ -160,7 +162,7 @@ class PastRun:
 
     def make_predictor(self) -> Predictor | None:
         node = self.part("predictor")
-        return None if node is None else _build(node, "predictor")  # type: ignore[no-any-return]
+        return None if node is None else _build(node, "predictor")
 
     def make_setup(self) -> EngineSetup:
         """The engine that it ran on, under the same limits and with the same modelled rates."""
@@ -198,6 +200,16 @@ class PastRun:
             source = LoggedEnds(source, self.tables.requests)
         told = recorder or Recorder(Measurement(config.max_num_seqs, config.num_blocks))
         return Engine(policy or self.make_policy(), executor, source, config, clock, told, self.make_predictor())
+
+
+def revived(cls: Any, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs as the policy takes them: a function, which a manifest names by its path, is that function again."""
+    found = dict(knobs)
+    for name, value in knobs.items():
+        if isinstance(value, str) and callable(getattr(cls, name, None)):
+            module, _, attribute = value.rpartition(".")
+            found[name] = getattr(import_module(module), attribute)
+    return found
 
 
 def _build(node: Mapping[str, Any], name: str) -> Any:

@@ -142,11 +142,17 @@ def questions(
 def label(run: Run, root: Path, asked_only: bool) -> Labelled:
     """`run` with its choices and overrides as text and, unless `asked_only`, the knobs and limits that they led to."""
     manifest = run.manifest
-    knobs = {f"{POLICY}.{name}": value for name, value in manifest.get("policy", {}).get("knobs", {}).items()}
+    knobs = {f"{POLICY}.{name}": value for name, value in plain_knobs(manifest).items()}
     limits = {f"engine.{name}": value for name, value in manifest.get("engine", {}).items()}
     facts = {DIRECTORY: str(root), POLICY: run.policy, **run.labels, **({} if asked_only else {**knobs, **limits})}
     kept = {key: str(value) for key, value in facts.items() if key.partition(".")[0] not in NOT_OF_THE_VARIANT}
     return Labelled(run, kept, offered_hash(run.directory))
+
+
+def plain_knobs(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The policy's knobs that are values; an object is named in a manifest by where it lay in memory."""
+    knobs = manifest.get("policy", {}).get("knobs", {})
+    return {name: value for name, value in knobs.items() if " object at 0x" not in str(value)}
 
 
 def same_in_several(runs: Sequence[Labelled]) -> bool:

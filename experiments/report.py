@@ -67,14 +67,15 @@ class Section:
 
 
 class Report:
-    """The runs in and below a directory, by variant. ConfigError if none of them finished with its logs."""
+    """The runs in and below a directory, by variant. ConfigError if none of them finished any request with its logs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.comparison = Comparison.read([directory], required=True)
-        logged = [run for run in self.comparison.complete.values() if run.tables.result["record"] == LOGS]
+        found = [(run, run.tables) for run in self.comparison.complete.values()]
+        logged = [run for run, t in found if t.result["record"] == LOGS and t.summary["requests/finished"]]
         if not logged:
-            raise ConfigError(f"{directory}: no finished run with logs in here (record=full); there is nothing to show")
+            raise ConfigError(f"{directory}: expected a run with logs (record=full) and finished requests, found none")
         self.variants = variants(logged)
         self.drawn = self.variants[:SIDE_BY_SIDE]
 

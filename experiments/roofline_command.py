@@ -54,13 +54,14 @@ def roofline_job(config: DictConfig) -> None:
     keys = compose.resolve(config.roofline)
     check_arguments("roofline", keys, Options)
     options = Options(**keys)
-    shape, _ = model_preset(compose.resolve(config.model))
+    shape, extras = model_preset(compose.resolve(config.model))
     hardware = compose.build(config.hardware, "hardware")
     engine = compose.choices(["engine"]).get("engine", "")
     measured = options.measure and (engine == "cuda" or engine == hardware.name == "cpu")
     terms: dict[str, Any] = {"weight_dtype": DTYPES[config.engine.dtype if measured else shape.dtype]}
     if engine == "virtual":
         terms = {name: config.engine[name] for name in ("weight_dtype", "kv_cache_dtype", "tensor_parallel")}
+    terms["weight_dtype"] = extras.get("weight_dtype") or terms["weight_dtype"]
     terms["gpu_memory_utilization"] = config.engine.gpu_memory_utilization
     sizes, times = options.sizes(measured), None
     if measured:

@@ -1,4 +1,4 @@
-"""Which implementation of the kernels serves a device: 'triton', 'torch' or 'reference'.
+"""Which implementation of the kernels serves a device: 'triton', 'torch', 'native' or 'reference'.
 
 Knows the names and signatures of the operations and nothing of how they work. Triton is imported only when chosen, so
 that a machine without it can run on torch.
@@ -44,13 +44,15 @@ _TRITON_MODULES = {
 def kernels(device: torch.device | str, backend: str | None = None) -> Kernels:
     """The implementation named `backend`, or the one that serves `device`: Triton on cuda, torch elsewhere.
 
-    Under TRITON_INTERPRET=1, `kernels("cpu", "triton")` runs the Triton code on CPU tensors. Raises ValueError for an
-    unknown name, or where Triton cannot run on the device.
+    `native` are the compiled ones of native.py, for CPUs. Under TRITON_INTERPRET=1, `kernels("cpu", "triton")` runs the
+    Triton code on CPU tensors. Raises ValueError for an unknown name, or where it cannot run on the device.
     """
     kind = torch.device(device).type
     name = backend or ("triton" if kind == "cuda" else "torch")
-    if name not in ("triton", "torch", "reference"):
-        raise ValueError(f"kernels: backend must be triton, torch or reference, got {name!r}")
+    if name not in ("triton", "torch", "native", "reference"):
+        raise ValueError(f"kernels: backend must be triton, torch, native or reference, got {name!r}")
+    if name == "native" and kind != "cpu":
+        raise ValueError(f"kernels: native runs on cpu, got device {kind!r}")
     if name == "triton" and kind != "cuda" and not _interpreted():
         raise ValueError(f"kernels: triton runs on cuda, got device {kind!r}; use torch, or set TRITON_INTERPRET=1")
     return _load(name)
@@ -64,6 +66,6 @@ def _interpreted() -> bool:
 
 @cache
 def _load(name: str) -> Kernels:
-    whole = {"torch": "torch_backend", "reference": "reference"}
+    whole = {"torch": "torch_backend", "native": "native", "reference": "reference"}
     modules = dict.fromkeys(_TRITON_MODULES, whole[name]) if name in whole else _TRITON_MODULES
     return Kernels(name, *(getattr(import_module(f"{__package__}.{modules[op]}"), op) for op in _TRITON_MODULES))

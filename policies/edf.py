@@ -14,7 +14,7 @@ from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 from schedlab.policies.common import check_chunk, ranked_step
 from schedlab.policies.preemption import Preempting
-from schedlab.policies.ranking import RankedQueue
+from schedlab.policies.ranking import RankBy, RankedQueue
 from schedlab.policies.victims import worst_of
 
 
@@ -35,7 +35,7 @@ class EDF(Preempting):
         check_chunk(self.chunk_size)
         if not 0 <= self.default_deadline_s < math.inf:
             raise ValueError(f"policy.default_deadline_s: expected at least 0 s, found {self.default_deadline_s}")
-        self._queue = RankedQueue(lambda step, request: self.deadline(request))
+        self._queue = RankedQueue(RankBy(self.deadline))
 
     def schedule(self, step: Step) -> None:
         waiting = self._queue.best_first(step)

@@ -15,7 +15,7 @@ from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 from schedlab.policies.common import check_chunk, make_way, ranked_step
 from schedlab.policies.preemption import Preempting
-from schedlab.policies.ranking import RankedQueue, overdue_first
+from schedlab.policies.ranking import RankBy, RankedQueue, overdue_first
 from schedlab.policies.victims import worst_of
 
 
@@ -48,7 +48,7 @@ class MultilevelFeedback(Preempting):
                 f"policy: expected quantum >= 1, num_levels >= 1, prompt_weight >= 0, promote_after_s > 0; "
                 f"found {self.quantum}, {self.num_levels}, {self.prompt_weight}, {self.promote_after_s}"
             )
-        self._queue = RankedQueue(lambda step, request: self.level_by_service(request))
+        self._queue = RankedQueue(RankBy(self.level_by_service))
 
     def schedule(self, step: Step) -> None:
         now = step.now

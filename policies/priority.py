@@ -14,8 +14,8 @@ from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 from schedlab.policies.common import check_chunk, make_way, ranked_step
 from schedlab.policies.preemption import Preempting
-from schedlab.policies.ranking import RankedQueue
-from schedlab.policies.victims import worst_of
+from schedlab.policies.ranking import RankBy, RankedQueue
+from schedlab.policies.victims import strictly_worse, worst_of
 
 
 def urgency(request: Request) -> tuple[int, float]:
@@ -45,15 +45,13 @@ class Priority(Preempting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_chunk(self.chunk_size)
-        self._queue = RankedQueue(lambda step, request: urgency(request))
+        self._queue = RankedQueue(RankBy(urgency))
 
     def schedule(self, step: Step) -> None:
-        disturbed = self.preempt_running and self._make_way(step)
+        head = next(self._queue.best_first(step), None) if self.preempt_running else None
+        disturbed = head is not None and make_way(step, head, class_of, self.mode)
         waiting = self._queue.best_first(step)
         alone = ranked_step(step, waiting, urgency, self.chunk_size, self.mode, worst_of(class_of))
-        if alone and not disturbed:
+        # a head that fitted until these decodes took their blocks would displace somebody if it were asked again
+        if alone and not disturbed and (head is None or not strictly_worse(step, head, class_of)):
             step.hold()
-
-    def _make_way(self, step: Step) -> bool:
-        head = next(self._queue.best_first(step), None)
-        return head is not None and make_way(step, head, class_of, self.mode)

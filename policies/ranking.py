@@ -6,6 +6,7 @@ Knows what a policy may read of a request; knows no policy and grants nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import Any
@@ -63,6 +64,16 @@ class RankedQueue:
                 yield request
             else:
                 del self._latest[request]
+
+
+@dataclass(frozen=True)
+class RankBy:  # a class, for a closure could not be pickled with its policy
+    """A rank for a `RankedQueue` that looks at the request alone."""
+
+    rank: Callable[[Request], Any]
+
+    def __call__(self, step: Step, request: Request) -> Any:
+        return self.rank(request)
 
 
 def smallest_first(requests: Iterable[Request], rank: Callable[[Request], Any]) -> Iterator[Request]:

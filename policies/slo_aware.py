@@ -46,12 +46,15 @@ class SLOAware(ChoosingVictims):
             raise ValueError(
                 f"policy: expected min_chunk >= 1 and patience_s > 0, found {self.min_chunk}, {self.patience_s}"
             )
-        self._queue = RankedQueue(lambda step, request: (IN_TIME, self.latest_start(step, request)))
+        self._queue = RankedQueue(self._rank)
 
     def schedule(self, step: Step) -> None:
         chunk = self._chunk(step) if step.waiting or step.prefilling else self.chunk_size
         if chunked_step(step, self._best_first, chunk, self.mode, self.victim) and nobody_fits(step):
             step.hold()
+
+    def _rank(self, step: Step, request: Request) -> tuple[int, float]:
+        return IN_TIME, self.latest_start(step, request)
 
     def latest_start(self, step: Step, request: Request) -> float:
         """Seconds on the engine's clock at which `request` must be computed to meet its SLO; infinite without one."""

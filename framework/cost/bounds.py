@@ -148,12 +148,13 @@ class Demand:
 
     def where(self, chosen_N: np.ndarray) -> Demand:
         columns = (self.arrival_N, self.visible_N, self.delivery_N, self.prompt_N, self.output_N, self.hit_N)
-        return Demand(*(column[chosen_N] for column in columns), self.window, self.resumes)
+        arrival, visible, delivery, prompt, output, hit = (column[chosen_N] for column in columns)
+        return Demand(arrival, visible, delivery, prompt, output, hit, self.window, self.resumes)
 
     @property
     def computed_N(self) -> np.ndarray:
         """Prompt tokens that must be computed: at least the last."""
-        return np.maximum(self.prompt_N - self.hit_N, 1)
+        return np.asarray(np.maximum(self.prompt_N - self.hit_N, 1))
 
     def _seen(self, position_N: np.ndarray) -> np.ndarray:
         """Sum of min(x, window) over x = 1 … position."""
@@ -167,13 +168,13 @@ class Demand:
     @property
     def pairs_N(self) -> np.ndarray:
         """(query, key) pairs of the prompt tokens that must be computed."""
-        return self._seen(self.prompt_N) - self._seen(self.prompt_N - self.computed_N)
+        return np.asarray(self._seen(self.prompt_N) - self._seen(self.prompt_N - self.computed_N))
 
     @property
     def decoded_keys_N(self) -> np.ndarray:
         """Keys read by the emissions after the first: contexts prompt + 1 … prompt + output - 1."""
         last = np.maximum(self.prompt_N + self.output_N - 1, self.prompt_N)
-        return self._seen(last) - self._seen(self.prompt_N)
+        return np.asarray(self._seen(last) - self._seen(self.prompt_N))
 
     @property
     def prompt_keys_N(self) -> np.ndarray:
@@ -182,7 +183,7 @@ class Demand:
 
     @property
     def decodes_N(self) -> np.ndarray:
-        return np.maximum(self.output_N - 1, 0)
+        return np.asarray(np.maximum(self.output_N - 1, 0))
 
 
 def prefill_work_ns(demand: Demand, prices: Prices) -> np.ndarray:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Bound = Literal["compute", "memory", "overhead"]
 
-BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.125}
-"""Bits an element of each dtype. int4 carries a 16-bit scale for each group of 128 weights; the scales of int8 and fp8
-weigh nothing, being one for a row or a tensor."""
+BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.5}
+"""Bits an element of each dtype. int8 carries a 16-bit scale for each group of 64 weights, int4 also an offset, as the
+engine's do; the scales of fp8 weigh nothing, being one for a row or a tensor."""
 
 KV_CACHE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 KERNELS_PER_LAYER = 10

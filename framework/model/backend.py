@@ -13,33 +13,99 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from schedlab.framework.batch import Inputs
+from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.decoder import RaggedBatch
-from schedlab.framework.model.linear import Linear, MakeLinear, plain, tiled
+from schedlab.framework.model.linear import Linear, MakeLinear, Matrix, compiled, packed, plain, quantising, tiled
 from schedlab.framework.model.phases import batch_by_phase
 from schedlab.kernels.dispatch import Kernels, kernels
+from schedlab.kernels.native_library import BuildError, built, load
+from schedlab.kernels.quantised import KINDS
 
 ROWS = 128
 """Rows of a product in batch-invariant mode on a GPU: at most a decode step's, so that its weights are read once."""
 
 
+KERNELS = ("auto", "torch", "native")
+WEIGHT_DTYPES = ("bf16", *KINDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`ragged` turns inputs into tensors on a device."""
+    """`ragged` turns inputs into tensors on a device, `linear` and `head` apply the layers' and the last matrix.
+
+    `weights` is the type in which these are read, `activations` that of the rows between them; None: the model's.
+    """
 
     kernels: Kernels
     linear: MakeLinear
     ragged: Callable[[Inputs, torch.device], RaggedBatch]
+    head: MakeLinear | None = None
+    activations: torch.dtype | None = None
+    weights: torch.dtype | None = None
 
 
-def backend_for(device: torch.device, *, batch_invariant: bool) -> Backend:
-    """The one for `device`. Batch-invariant: a request's logits are the same bits in any batch, by fixed tiles."""
-    if not batch_invariant:
-        return Backend(kernels(device), plain, RaggedBatch.of)
+def backend_for(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
+    choice: str = "auto",
+    weight_dtype: str | None = None,
+) -> Backend:
+    """The one for `device` and a model in `dtype`.
+
+    Batch-invariant: a request's logits are the same bits in any batch, by fixed tiles. `choice` of the CPU's kernels:
+    "native" are the compiled ones, "torch" needs no compiler, "auto" takes the former where they are built.
+    """
+    _check(choice, weight_dtype, device, batch_invariant)
     if device.type == "cpu":
-        from schedlab.kernels.torch_invariant import INVARIANT
+        return _invariant_cpu() if batch_invariant else _cpu(dtype, choice, weight_dtype)
+    if batch_invariant:
+        return invariant_gpu(kernels(device))
+    return Backend(kernels(device), plain, RaggedBatch.of)
 
-        return Backend(INVARIANT, tiled, RaggedBatch.of)
-    return invariant_gpu(kernels(device))
+
+def _check(choice: str, weight_dtype: str | None, device: torch.device, batch_invariant: bool) -> None:
+    if choice not in KERNELS:
+        raise ConfigError(f"engine.kernels: expected one of {', '.join(KERNELS)}, found {choice}")
+    if weight_dtype not in (None, *WEIGHT_DTYPES):
+        known = ", ".join(WEIGHT_DTYPES)
+        raise ConfigError(f"model.weight_dtype: expected null or one of {known}, found {weight_dtype}")
+    if weight_dtype is not None and (batch_invariant or device.type != "cpu"):
+        where = "in batch-invariant mode" if batch_invariant else f"on {device}"
+        raise ConfigError(f"model.weight_dtype: expected null {where}, found {weight_dtype}")
+    if choice == "native" and batch_invariant:
+        raise ConfigError("engine.batch_invariant: expected engine.kernels=auto or torch, found native")
+
+
+def _invariant_cpu() -> Backend:
+    from schedlab.kernels.torch_invariant import INVARIANT
+
+    return Backend(INVARIANT, tiled, RaggedBatch.of)
+
+
+def _cpu(dtype: torch.dtype, choice: str, weight_dtype: str | None) -> Backend:
+    """Rows are float32 (float64 for float64) whatever the weights: 16 bits would be slower and less exact."""
+    native = choice == "native" or (choice == "auto" and built())
+    make = compiled if native else packed
+    return Backend(
+        _cpu_kernels(native),
+        quantising(make, weight_dtype) if weight_dtype in KINDS else make,
+        RaggedBatch.of,
+        make,
+        torch.float64 if dtype == torch.float64 else torch.float32,
+        dtype if weight_dtype is None else torch.bfloat16,
+    )
+
+
+def _cpu_kernels(native: bool) -> Kernels:
+    if not native:
+        return kernels("cpu", "torch")
+    try:
+        load()
+    except BuildError as error:
+        raise ConfigError(f"engine.kernels=native: {error}; `schedlab kernels build` compiles them") from None
+    return kernels("cpu", "native")
 
 
 def invariant_gpu(kernels: Kernels) -> Backend:
@@ -47,8 +113,9 @@ def invariant_gpu(kernels: Kernels) -> Backend:
     return Backend(kernels, by_rows, batch_by_phase)
 
 
-def by_rows(weight_OK: Tensor, bias_O: Tensor | None) -> Linear:
+def by_rows(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:
     """The matrix applied to ROWS rows at a time, the last ones filled up: the device sees one shape of product."""
+    assert isinstance(weight_OK, Tensor), "no such product on a GPU"
 
     def linear(x_TK: Tensor) -> Tensor:
         padded_TK = F.pad(x_TK, (0, 0, 0, -len(x_TK) % ROWS))

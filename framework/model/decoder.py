@@ -76,14 +76,26 @@ def _spans(inputs: Inputs, device: torch.device) -> Iterator[Span]:
 class Decoder:
     """Weights made ready for one backend, and the forward pass over them."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels, linear: MakeLinear) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        linear: MakeLinear,
+        *,
+        head: MakeLinear | None = None,
+        activations: torch.dtype | None = None,
+    ) -> None:
+        """`head` applies the last matrix, default `linear`; rows are `activations`, default the type of the weights."""
+        rows = activations or weights.norm_H.dtype
         device = weights.norm_H.device
         wide = torch.float64 if weights.norm_H.dtype == torch.float64 else torch.float32
         self._cos, self._sin = (t.to(device, wide) for t in rope_tables(config, config.max_position_embeddings))
         self._embed_VH = weights.embed_VH
-        self._layers = tuple(Layer(config, layer, kernels, linear) for layer in weights.layers)
-        self._norm_H = weights.norm_H
-        self._lm_head = linear(weights.lm_head_VH, None)
+        self._layers = tuple(Layer(config, layer, kernels, linear, rows) for layer in weights.layers)
+        self._norm_H = weights.norm_H.to(rows)
+        self._lm_head = (head or linear)(weights.lm_head_VH, None)
+        self._rows = rows
         self._kernels = kernels
         self._eps = config.rms_norm_eps
         self._wide = wide
@@ -91,7 +103,7 @@ class Decoder:
     def forward(self, batch: RaggedBatch, kv_caches: list[KVCache]) -> Tensor:
         """Write the keys and values of all tokens to their slots; logits [S, V], float32 (float64 in float64)."""
         cos, sin = self._cos[batch.positions_T], self._sin[batch.positions_T]
-        x_TH, residual_TH = self._embed_VH[batch.token_ids_T], None
+        x_TH, residual_TH = self._embed_VH[batch.token_ids_T].to(self._rows), None
         for layer, cache in zip(self._layers, kv_caches, strict=True):
             x_TH, residual_TH = layer.forward(x_TH, residual_TH, batch, cos, sin, cache)
         rows = batch.last_rows_S
@@ -104,11 +116,16 @@ class Decoder:
 class Layer:
     """Attention and gated feed-forward, each behind a norm and added to the residual."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, kernels: Kernels, linear: MakeLinear) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: LayerWeights, kernels: Kernels, linear: MakeLinear, rows: torch.dtype
+    ) -> None:
         self._config = config
-        self._weights = weights
         self._kernels = kernels
         self._scale = config.head_dim**-0.5
+        self._input_norm_H, self._post_norm_H, self._q_norm_D, self._k_norm_D = (
+            None if norm is None else norm.to(rows)
+            for norm in (weights.input_norm_H, weights.post_norm_H, weights.q_norm_D, weights.k_norm_D)
+        )
         self._qkv: Linear = linear(weights.qkv_OH, weights.qkv_bias_O)
         self._o: Linear = linear(weights.o_HO, None)
         self._gate_up: Linear = linear(weights.gate_up_2IH, None)
@@ -124,23 +141,23 @@ class Layer:
         cache: KVCache,
     ) -> tuple[Tensor, Tensor]:
         """(output, residual): the sum of the two is the layer's value, added by the next norm."""
-        weights, eps, norm = self._weights, self._config.rms_norm_eps, self._kernels.rms_norm
+        eps, norm = self._config.rms_norm_eps, self._kernels.rms_norm
         if residual_TH is None:
-            normed_TH, residual_TH = norm(x_TH, weights.input_norm_H, eps), x_TH
+            normed_TH, residual_TH = norm(x_TH, self._input_norm_H, eps), x_TH
         else:
-            normed_TH, residual_TH = norm(x_TH, weights.input_norm_H, eps, residual_TH)
+            normed_TH, residual_TH = norm(x_TH, self._input_norm_H, eps, residual_TH)
         x_TH = self._attention(normed_TH, batch, cos_TR, sin_TR, cache)
-        normed_TH, residual_TH = norm(x_TH, weights.post_norm_H, eps, residual_TH)
+        normed_TH, residual_TH = norm(x_TH, self._post_norm_H, eps, residual_TH)
         return self._down(self._kernels.silu_mul(self._gate_up(normed_TH))), residual_TH
 
     def _attention(self, x_TH: Tensor, batch: RaggedBatch, cos_TR: Tensor, sin_TR: Tensor, cache: KVCache) -> Tensor:
-        config, weights = self._config, self._weights
+        config = self._config
         q_heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         qkv_THD = self._qkv(x_TH).view(len(x_TH), q_heads + 2 * kv_heads, config.head_dim)
         q_THD, k_TKD, v_TKD = torch.split(qkv_THD, [q_heads, kv_heads, kv_heads], dim=1)
-        if weights.q_norm_D is not None:
-            q_THD = self._kernels.rms_norm(q_THD, weights.q_norm_D, config.rms_norm_eps)
-            k_TKD = self._kernels.rms_norm(k_TKD, weights.k_norm_D, config.rms_norm_eps)
+        if self._q_norm_D is not None:
+            q_THD = self._kernels.rms_norm(q_THD, self._q_norm_D, config.rms_norm_eps)
+            k_TKD = self._kernels.rms_norm(k_TKD, self._k_norm_D, config.rms_norm_eps)
         q_THD = self._kernels.rope_kv_write(q_THD, k_TKD, v_TKD, cos_TR, sin_TR, *cache, batch.slots_T)
         out_THD = torch.empty_like(q_THD)
         for span in batch.spans:

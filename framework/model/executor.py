@@ -36,12 +36,14 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat1
 class ModelExecutor:
     """Runs a model of shape `config` with the weights in `path`, or with random ones drawn from `seed`.
 
-    `dtype` is what weights, activations and KV cache are held in; norms, rotation, softmax and logits are float32 at
-    least. `num_threads` sets torch's threads for the whole process. `sampling_seed` seeds requests that bring no seed.
-    `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
-    `recorder`: how steps of decodes are recorded, padded to a few sizes, to be replayed; None runs each as it comes.
-    `max_model_len` bounds their block tables. `weights` stand for `path` and `seed`, `backend` for
-    the device's own. Durations are the device's.
+    `dtype` is what weights and KV cache are held in; norms, rotation, softmax and logits are float32 at least, and on a
+    CPU all that lies between the products. `weight_dtype` (bf16, int8, int4) is another type for the weights: of
+    integers, those of the layers' matrices, the rest then being bfloat16. `kernels`, for CPUs: "native" are the
+    compiled ones, "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's
+    threads for the whole process. `sampling_seed` seeds requests that bring no seed. `batch_invariant`: the same bits
+    for a request in any batch and under any chunking, at a price in speed. `recorder`: how steps of decodes are
+    recorded, padded to a few sizes, to be replayed; None runs each as it comes. `max_model_len` bounds their block
+    tables. `weights` stand for `path` and `seed`, `backend` for the device's own. Durations are the device's.
     """
 
     needs_inputs = True
@@ -61,6 +63,8 @@ class ModelExecutor:
         recorder: Recorder | None = None,
         max_model_len: int | None = None,
         weights: Weights | None = None,
+        kernels: str = "auto",
+        weight_dtype: str | None = None,
         backend: Backend | None = None,
     ) -> None:
         if dtype not in DTYPES:
@@ -76,9 +80,14 @@ class ModelExecutor:
         self._dtype: torch.dtype = DTYPES[dtype]
         self._device = torch.device(device)
         self._sampling_seed = sampling_seed
-        self._backend = backend or backend_for(self._device, batch_invariant=batch_invariant)
+        self._backend = backend or backend_for(
+            self._device, self._dtype, batch_invariant=batch_invariant, choice=kernels, weight_dtype=weight_dtype
+        )
         weights = self._weights(path, seed) if weights is None else weights
-        self._decoder = Decoder(config, weights, self._backend.kernels, self._backend.linear)
+        self._decoder = Decoder(
+            config, weights, self._backend.kernels, self._backend.linear, head=self._backend.head,
+            activations=self._backend.activations,
+        )  # fmt: skip
         self._recorder = recorder
         self._graphs: DecodeGraphs | None = None
         self._max_model_len = max_model_len or config.max_position_embeddings
@@ -89,11 +98,11 @@ class ModelExecutor:
         self.kv_caches: list[KVCache] = []
 
     def _weights(self, path: str | Path | None, seed: int) -> Weights:
-        count = self.config.num_parameters()
-        self._require(count * self._dtype.itemsize, f"model: {count:,} parameters in {str(self._dtype)[6:]} need")
+        count, dtype = self.config.num_parameters(), self._backend.weights or self._dtype
+        self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need")
         if path is None:
-            return random_weights(self.config, seed, self._dtype, self._device)
-        return load_weights(self.config, path, self._dtype, self._device)
+            return random_weights(self.config, seed, dtype, self._device)
+        return load_weights(self.config, path, dtype, self._device)
 
     def _require(self, needed: int, said: str) -> None:
         if needed > (available := available_bytes(self._device)):

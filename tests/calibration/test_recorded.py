@@ -33,8 +33,8 @@ from schedlab.workloads.trace import Labels, Trace
 from schedlab.workloads.workload import Offered
 
 POLICIES: list[Callable[[], Policy]] = [
-    lambda: FCFS(preempt_mode="swap"), lambda: ChunkedPrefill(24), lambda: DecodePriority(16, 2, 1, preempt_mode="swap"),
-    lambda: PrefixReuse(24),
+    lambda: FCFS(preempt_mode="swap"), lambda: ChunkedPrefill(24),
+    lambda: DecodePriority(16, 2, 1, preempt_mode="swap"), lambda: PrefixReuse(24),
 ]  # fmt: skip
 MS = 1_000_000
 

@@ -14,7 +14,7 @@ SLOW = {"FullUntilAFinish", "AdmitsOneChunk", "SharedState", "RestsOnTheClock"}
 
 
 def caught(fault, name, text):
-    seconds = 150.0 if fault.__name__ in SLOW else 6.0  # at most: the search ends with the first find
+    seconds = 150.0 if fault.__name__ in SLOW else 4.0  # at most: the search ends with the first find
     verdict = check(fault, only=[name], seconds=seconds)[name]
     assert verdict.status == "fail", f"{fault.__name__} was not caught by {name}: {verdict}"
     assert text in verdict.detail

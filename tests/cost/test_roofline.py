@@ -146,7 +146,7 @@ def test_coefficients_are_the_roofline(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "share"), [("fp32", 2), ("fp16", 1), ("fp8", 0.5), ("int8", 0.5), ("int4", 4.125 / 16)]
+    ("dtype", "share"), [("fp32", 2), ("fp16", 1), ("fp8", 0.5), ("int8", 8.25 / 16), ("int4", 4.5 / 16)]
 )
 def test_weights_follow_their_dtype(llama: ModelConfig, dtype: str, share: float) -> None:
     work = Work.decode(100)

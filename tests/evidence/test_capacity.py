@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schedlab
-from schedlab.experiments import capacity_report
+from schedlab.experiments import capacity_report, compose, engines
 from schedlab.experiments.capacity import ATTAINMENT, Bench, Grid, Options, highest, judge, study
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
@@ -51,10 +50,11 @@ def test_capacities_are_compared_by_replicate():
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
+    model, hardware = compose.preset("model", "llama3.1-8b"), engines.hardware_preset("a100")
     return Bench(
         policies={"fcfs": FCFS, "chunked": lambda: ChunkedPrefill(512)},
         workload=CommonWork(num_requests=60),
-        make_engine=lambda: schedlab.engines.virtual("llama3.1-8b", "a100", max_num_seqs=16),
+        make_engine=lambda: engines.virtual(model, hardware, max_num_seqs=16),
         slo=TIGHT,
     )
 

@@ -140,7 +140,10 @@ def test_verdicts_are_shown_where_there_are_any(sweep, written_report):
 
 def test_a_run_without_logs_has_no_report(tmp_path):
     made_up.run(tmp_path, record="summary")
-    with pytest.raises(ConfigError, match="no finished run with logs"):
+    with pytest.raises(ConfigError, match="expected a run with logs"):
+        write_report(tmp_path)
+    made_up.run(tmp_path, requests=0)
+    with pytest.raises(ConfigError, match=r"with logs .* and finished requests, found none"):
         write_report(tmp_path)
 
 

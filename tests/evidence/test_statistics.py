@@ -37,8 +37,10 @@ PUBLISHED = {
 
 def intervals(differences_DN: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """What `interval` uses for so many pairs, for all draws at once."""
-    of = bootstrap_t_interval if differences_DN.shape[1] >= BOOTSTRAP_FROM else t_interval
-    return of(differences_DN, level)
+    if differences_DN.shape[1] < BOOTSTRAP_FROM:
+        return t_interval(differences_DN, level)
+    parts = [bootstrap_t_interval(part, level) for part in np.array_split(differences_DN, 20)]
+    return np.concatenate([low for low, _ in parts]), np.concatenate([high for _, high in parts])
 
 
 def covered(differences_DN: np.ndarray) -> float:

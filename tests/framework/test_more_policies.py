@@ -1,6 +1,7 @@
 """What each further policy claims: a trace on which it differs from fcfs in the direction it names, and its bounds."""
 
 import itertools
+import pickle
 
 import pytest
 from four import ESTIMATOR, EVERY, OTHERS
@@ -428,6 +429,13 @@ def test_a_crowd_is_served_under_every_policy_and_mode(name):
         assert {request.state for request in outcome.requests} == {"finished"}
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_policy_can_be_sent_to_another_process(name):
+    made = pickle.loads(pickle.dumps(EVERY[name]()))
+    trace = [Spec(f"r{i}", i * MS, 8, 4) for i in range(3)]
+    assert run(made, trace).digest == run(EVERY[name](), trace).digest
+
+
 @pytest.mark.parametrize("policy", [SJF(), HRRN()])
 def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
     with pytest.raises(ConfigError, match=f"{type(policy).__name__}.*predictor"):
@@ -458,3 +466,14 @@ def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
 def test_a_knob_out_of_range_is_refused(make):
     with pytest.raises(ValueError, match="policy"):
         make()
+
+
+def test_priority_does_not_hold_while_a_head_that_lost_its_blocks_would_displace_somebody():
+    """12 blocks of 4: the urgent one finds 3 free as it comes, and the decodes of its first step take one of them."""
+    for arrival in range(1, 12):
+        trace = [Spec("a", 0, 16, 12), Spec("b", 0, 16, 12), Spec("urgent", arrival * MS, 9, 4, priority=1)]
+        runs = [
+            run(Priority(), trace, num_blocks=12, executor=JumpingExecutor(), **changes)
+            for changes in ({}, {"fast_forward": False}, {"honour_holds": False})
+        ]
+        assert runs[0].digest == runs[1].digest == runs[2].digest, arrival

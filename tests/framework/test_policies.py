@@ -151,6 +151,14 @@ def test_decode_priority_rests_after_its_prefill_streak():
     assert all(decodes == ["a"] for _, decodes in steps[1:])
 
 
+def test_decode_priority_counts_a_streak_from_its_first_step():
+    """Steps without prompts come before: b may use both steps of the streak at once."""
+    policy = DecodePriority(stall_tokens=2, max_prefill_streak=2, watermark_blocks=0)
+    steps = log(policy, [Spec("a", 0, 8, 20), Spec("b", 6 * MS, 8, 1)])
+    tokens = [sum(tokens for _, _, tokens in prefills) for prefills, _ in steps[1:]]
+    assert tokens[tokens.index(2) :][:6] == [2, 2, 0, 2, 2, 0]
+
+
 @pytest.mark.parametrize("watermark, admitted", [(0, 1), (3, 1), (4, 5)])
 def test_decode_priority_admits_only_what_leaves_the_watermark_free(watermark, admitted):
     """8 blocks of 4: a has 3 (8 tokens and a decode), b needs 2; 3 are left, until a's finish frees more."""

@@ -9,7 +9,7 @@ from schedlab.kernels.dispatch import kernels
 
 
 def test_unknown_backends_are_named():
-    with pytest.raises(ValueError, match="kernels: backend must be triton, torch or reference, got 'cutlass'"):
+    with pytest.raises(ValueError, match="kernels: backend must be triton, torch, native or reference, got 'cutlass'"):
         kernels("cpu", "cutlass")
 
 

@@ -30,7 +30,7 @@ def test_it_runs(environment, made):
     done = environment.run("-m", "schedlab", "run", *QUICK, "policy=quick_first", "hydra.run.dir=new")
     assert done.returncode == 0, done.stderr
     policy = json.loads((environment.folder / "new/manifest.json").read_text())["policy"]
-    assert policy["class"] == "quick_first.QuickFirst" and policy["distribution"] == {"quick-first": "0.1.0"}
+    assert policy["class"] == "quick_first.QuickFirst" and list(policy["distribution"].values()) == ["0.1.0"]
 
 
 def test_it_is_listed_with_its_origin_and_version(environment, made):

@@ -1,0 +1,332 @@
+"""This CPU's engine beside what people would use instead: the same model, prompts and tokens, one after the other.
+
+    python -m schedlab.experiments.bench.cpu_engine [--quick] [--dtypes float32,bfloat16] [--cases B=1,mix32]
+        [--peers native,torch,generate,continuous] [--threads 2] [--rounds 3]
+
+Cases: a prompt of 512, decoding 1, 8 and 32 sequences, and mix32: 32 requests offered at once, prompts of 16 to 256
+tokens, 32 new tokens each. `native` and `torch` are this engine with and without its compiled kernels, through its
+scheduler; `generate` is transformers' static batch, padded on the left; `continuous` its continuous batching (mix32).
+Everything is greedy and of forced length. One thread counts the CPU time of the process (continuous batching computes
+in a thread of its own), which neighbours on shared cores change little. More threads count wall time, and only if a
+probe of the machine finds it as quick after as before. Rounds alternate between the engines; ratios are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from schedlab.experiments.engines import model_preset
+from schedlab.framework.clock import VirtualClock
+from schedlab.framework.content import TokenContent
+from schedlab.framework.cost.roofline import Roofline, Work
+from schedlab.framework.engine import Engine, EngineConfig
+from schedlab.framework.metrics import Measurement
+from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.model.files import model_directory
+from schedlab.framework.record import Recorder
+from schedlab.framework.request import EngineRequest
+from schedlab.framework.source import ListSource
+from schedlab.policies.fcfs import FCFS
+
+MODEL = "smollm2"
+BLOCK = 16
+QUIET_GFLOPS, QUIET_GB_S = 0.85, 0.85
+"""Shares of the best probe of a session that a later one must reach for a wall time to count."""
+Tokens = list[list[int]]
+Stamp = Callable[[], None]
+"""Called by an engine after each step that gave a token to every sequence, or at the end."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`decode`: what counts is the steps after the first, else the whole."""
+
+    name: str
+    prompts: Tokens
+    new_tokens: int
+    decode: bool = False
+
+    @property
+    def counted(self) -> int:
+        """Tokens that a rate counts: those generated, or those of the prompt where one is generated."""
+        if self.new_tokens == 1:
+            return sum(map(len, self.prompts))
+        return len(self.prompts) * (self.new_tokens - self.decode)
+
+    def work(self) -> Iterator[Work]:
+        """The steps that an ideal engine would make."""
+        lengths = [len(prompt) for prompt in self.prompts]
+        if not self.decode:
+            yield Work.total(Work.prefill(0, n) for n in lengths)
+        for step in range(1, self.new_tokens):
+            yield Work.total(Work.decode(n + step) for n in lengths)
+
+
+def cases(new_tokens: int, context: int) -> tuple[Case, ...]:
+    """Those that decode have `context` tokens before and make `new_tokens`."""
+    draw = random.Random(0)
+
+    def prompt(length: int) -> list[int]:
+        return [draw.randrange(100, 40_000) for _ in range(length)]
+
+    mixed = [prompt(draw.choice((16, 32, 64, 128, 256))) for _ in range(32)]
+    decoding = (Case(f"B={n}", [prompt(context) for _ in range(n)], new_tokens, decode=True) for n in (1, 8, 32))
+    return (Case("prefill 512", [prompt(512)], 1), *decoding, Case("mix32", mixed, 32))
+
+
+# ---- the engines ----
+
+
+class Peer(Protocol):
+    name: str
+
+    def generate(self, prompts: Tokens, count: int, stamp: Stamp) -> Tokens:
+        """`count` greedy tokens for each prompt, all offered at once."""
+
+
+class Ours:
+    """The engine and its scheduler under `fcfs`; every request is there when the clock starts."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.name = name
+        self.shape, extras = model_preset(MODEL)
+        directory = model_directory(extras["path"])
+        self._executor = ModelExecutor(self.shape, path=directory, dtype=dtype, kernels=name)
+
+    def generate(self, prompts: Tokens, count: int, stamp: Stamp) -> Tokens:
+        requests = [
+            EngineRequest(str(i), 0, len(p), TokenContent(p), recorded_output_tokens=count)
+            for i, p in enumerate(prompts)
+        ]
+        blocks = sum(-(-(len(p) + count) // BLOCK) for p in prompts)
+        config = EngineConfig(num_blocks=blocks, max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=2048)
+        recorder = Recorder(Measurement(max_num_seqs=32, num_blocks=blocks))
+        Engine(FCFS(), self._executor, ListSource(requests), config, VirtualClock(), recorder).run(lambda _: stamp())
+        return [request.output_token_ids for request in requests]
+
+
+class Generate:
+    """transformers' `generate`: one static batch, prompts padded on the left."""
+
+    name = "generate"
+
+    def __init__(self, dtype: str) -> None:
+        self._model = transformers_model(dtype)
+
+    def generate(self, prompts: Tokens, count: int, stamp: Stamp) -> Tokens:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        out = self._model.generate(
+            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0,
+            stopping_criteria=[stamping(stamp)],
+        )  # fmt: skip
+        tokens: Tokens = out[:, width:].tolist()
+        return tokens
+
+
+class Continuous:
+    """transformers' continuous batching with its default settings, but for memory: it would take nearly all."""
+
+    name = "continuous"
+
+    def __init__(self, dtype: str) -> None:
+        self._model = transformers_model(dtype)
+
+    def generate(self, prompts: Tokens, count: int, stamp: Stamp) -> Tokens:
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        memory = ContinuousBatchingConfig(max_memory_percent=0.1)
+        config = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        out = self._model.generate_batch(inputs=prompts, generation_config=config, continuous_batching_config=memory)
+        stamp()
+        return [out[key].generated_tokens for key in sorted(out, key=lambda key: int(key.rsplit("_", 1)[1]))]
+
+
+def stamping(stamp: Stamp) -> Callable[..., torch.Tensor]:
+    """A criterion that ends nothing and is asked after every token."""
+
+    def criterion(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        stamp()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    return criterion
+
+
+def transformers_model(dtype: str) -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    directory = model_directory(f"fetched:{MODEL}")
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+
+
+PEERS: dict[str, Callable[[str], Peer]] = {
+    "native": lambda dtype: Ours("native", dtype),
+    "torch": lambda dtype: Ours("torch", dtype),
+    "generate": Generate,
+    "continuous": Continuous,
+}
+
+
+# ---- measuring ----
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes read and products made in a second by as many threads as are used, as found now."""
+
+    gb_s: float
+    gflops: float
+
+    @classmethod
+    def probe(cls, timer: Callable[[], float]) -> Machine:
+        """A sum over 256 MiB, and products of 2048 square matrices, the better of float32 and bfloat16; best of 3."""
+        memory = torch.ones(64 << 20)
+        reading = min(timed(memory.sum, timer) for _ in range(3))
+        rates = []
+        for dtype in (torch.float32, torch.bfloat16):
+            square = torch.ones(2048 if dtype == torch.float32 else 512, 2048, dtype=dtype)
+            other = torch.ones(2048, 2048, dtype=dtype)
+            seconds = min(timed(lambda a=square, b=other: a @ b, timer) for _ in range(2))  # type: ignore[misc]
+            rates.append(2 * len(square) * 2048**2 / seconds)
+        return cls(memory.nbytes / reading / 1e9, max(rates) / 1e9)
+
+    def seconds(self, case: Case, line: Roofline) -> float:
+        """The least time for the case: of each step, its bytes or its products, whichever takes longer."""
+        total = 0.0
+        for work in case.work():
+            parts = line.parts(work)
+            moved, made = (sum(getattr(part, name) for part in parts) for name in ("bytes", "flops"))
+            total += max(moved / self.gb_s, made / self.gflops) / 1e9
+        return total
+
+
+def timed(task: Callable[[], Any], timer: Callable[[], float]) -> float:
+    begin = timer()
+    task()
+    return timer() - begin
+
+
+@dataclass
+class Measured:
+    """One peer's rounds of a case: seconds of each, and the tokens that came out."""
+
+    seconds: list[float]
+    tokens: Tokens
+
+
+def one_round(peer: Peer, case: Case, timer: Callable[[], float]) -> tuple[float, Tokens]:
+    """Seconds of the case; a decode's are the median of its steps, once for each."""
+    stamps = [timer()]
+    tokens = peer.generate(case.prompts, case.new_tokens, lambda: stamps.append(timer()))
+    if not case.decode:
+        return timer() - stamps[0], tokens
+    gaps = [b - a for a, b in zip(stamps[-case.new_tokens :], stamps[1 - case.new_tokens :], strict=False)]
+    return statistics.median(gaps) * (case.new_tokens - 1), tokens
+
+
+def measure(peers: list[Peer], case: Case, rounds: int, timer: Callable[[], float]) -> dict[str, Measured]:
+    """Each peer in each round, in alternation."""
+    found = {peer.name: Measured([], []) for peer in peers}
+    for _ in range(rounds):
+        for peer in peers:
+            took, found[peer.name].tokens = one_round(peer, case, timer)
+            found[peer.name].seconds.append(took)
+    return found
+
+
+def agreement(ours: Tokens, expected: Tokens) -> float:
+    """Share of tokens before the first that differs, over all streams."""
+    same = 0
+    for a, b in zip(ours, expected, strict=True):
+        same += next((i for i, (x, y) in enumerate(zip_longest(a, b)) if x != y), len(b))
+    return same / sum(map(len, expected))
+
+
+# ---- the table ----
+
+
+def add_rows(
+    table: Table, dtype: str, case: Case, found: dict[str, Measured], expected: Tokens, machine: Machine
+) -> None:
+    line = Roofline(model_preset(MODEL)[0], {"float32": "fp32", "bfloat16": "bf16"}[dtype])
+    base = found.get("generate")
+    for name, own in found.items():
+        middle, ratio = statistics.median(own.seconds), ""
+        if base is not None:
+            ratio = f"{statistics.median(b / a for b, a in zip(base.seconds, own.seconds, strict=True)):.2f}"
+        share = f"{machine.seconds(case, line) / middle:.0%}"
+        same = f"{agreement(own.tokens, expected):.0%}"
+        table.add_row(dtype, case.name, name, f"{case.counted / middle:.0f}", ratio, share, same)
+    table.add_section()
+
+
+def timer_of(threads: int) -> Callable[[], float]:
+    return time.process_time if threads == 1 else time.perf_counter
+
+
+def quiet(before: Machine, after: Machine) -> bool:
+    """Whether the machine was as fast after as before; otherwise others took part of it."""
+    return after.gb_s >= QUIET_GB_S * before.gb_s and after.gflops >= QUIET_GFLOPS * before.gflops
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="this CPU's engine beside others, on the same model")
+    parser.add_argument("--quick", action="store_true", help="one round of fewer tokens")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--cases", default="")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int)
+    args = parser.parse_args()
+    args.rounds = args.rounds or (1 if args.quick else 3)
+    return args
+
+
+def main() -> None:
+    args = options()
+    torch.set_num_threads(args.threads)
+    timer = timer_of(args.threads)
+    before = Machine.probe(timer)
+    clock = "CPU time" if args.threads == 1 else "wall time"
+    table = Table(title=f"{MODEL}, {args.threads} thread(s), {clock}, median of {args.rounds}")
+    for column in ("dtype", "case", "engine"):
+        table.add_column(column)
+    for column in ("tokens/s", "against generate", "of the bound", "tokens as generate fp32"):
+        table.add_column(column, justify="right")
+    every = cases(5, 16) if args.quick else cases(17, 128)
+    chosen = [c for c in every if not args.cases or c.name in args.cases.split(",")]
+    expected: dict[str, Tokens] = {}
+    for dtype in args.dtypes.split(","):
+        peers = [PEERS[name](dtype) for name in args.peers.split(",")]
+        for case in chosen:
+            served = [p for p in peers if case.name == "mix32" or p.name != "continuous"]
+            found = measure(served, case, args.rounds, timer)
+            if case.name not in expected:
+                exact = found.get("generate") if dtype == "float32" else None
+                expected[case.name] = exact.tokens if exact else one_round(Generate("float32"), case, timer)[1]
+            add_rows(table, dtype, case, found, expected[case.name], before)
+    console = Console(width=110)
+    console.print(table)
+    after = Machine.probe(timer)
+    console.print(f"probe before / after: {before.gb_s:.1f} / {after.gb_s:.1f} GB/s, "
+                  f"{before.gflops:.0f} / {after.gflops:.0f} GFLOP/s")  # fmt: skip
+    if args.threads > 1 and not quiet(before, after):
+        raise SystemExit("the machine was not quiet: wall times of several threads say nothing")
+
+
+if __name__ == "__main__":
+    main()
