@@ -328,7 +328,7 @@ NAMED = {
 
 MORE = {
     FullUntilAFinish: ("stalls", "granted nothing"),
-    AdmitsOneChunk: ("churn", "was preempted 4 times"),
+    AdmitsOneChunk: ("churn", "was preempted"),
     OrderOfAddresses: ("determinism", ""),
     HoldsUntilAFinish: ("waiting", "beside endless answers"),
     DropsCacheChanges: ("cache", "while requests wait"),
