@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from schedlab.framework.policy import Aborted, Finished, Policy, Preempted
 from schedlab.framework.request import Request
@@ -227,16 +228,17 @@ class OwnSeedlessRandom(Sound):
 
 
 class SharedState(Sound):
-    """What it learned is kept on the class, so a second run starts where the first one ended."""
+    """What it counts is kept on the class, so a second run starts where the first one ended."""
 
-    served: dict = {}  # noqa: RUF012
+    finished: ClassVar[list[str]] = []
 
     def order(self, step):
-        return sorted(step.waiting, key=lambda request: self.served.get(request.client, 0))
+        waiting = list(step.waiting)
+        return waiting[::-1] if len(self.finished) % 2 else waiting
 
     def observe(self, event):
         if isinstance(event, Finished):
-            self.served[event.request.client] = self.served.get(event.request.client, 0) + event.request.num_tokens
+            self.finished.append(event.request.request_id)
 
 
 class KeepsTheStep(Sound):
@@ -326,7 +328,7 @@ NAMED = {
 
 MORE = {
     FullUntilAFinish: ("stalls", "granted nothing"),
-    AdmitsOneChunk: ("churn", "was preempted 4 times"),
+    AdmitsOneChunk: ("churn", "was preempted"),
     OrderOfAddresses: ("determinism", ""),
     HoldsUntilAFinish: ("waiting", "beside endless answers"),
     DropsCacheChanges: ("cache", "while requests wait"),
