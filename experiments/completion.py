@@ -55,6 +55,8 @@ def candidates(line: str, command: Any) -> list[str]:
         return starting_with(words[-1], names) if len(words) == 1 else []
     if command.context_settings.get("ignore_unknown_options"):
         return overrides(" ".join(words))
+    if not words[-1].startswith("-"):
+        return []
     return starting_with(words[-1], [name for option in command.params for name in option.opts if name[:1] == "-"])
 
 
@@ -66,6 +68,8 @@ def overrides(line: str) -> list[str]:
     key, equals, values = word.partition("=")
     before, comma, last = values.rpartition(",")
     found = hydra_query(f"{line.removesuffix(word)}{key}={last}" if comma else line)
+    if not equals:  # Hydra leaves a group that has folders in it bare
+        found = sorted(name if name[-1] in "=./" else f"{name}=" for name in found)
     return [name.replace(f"{key}=", f"{key}={before},", 1) for name in found] if equals and comma else found
 
 

@@ -16,7 +16,7 @@ QUICK = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "wandb.mode=dis
 
 
 def files_of(folder: str) -> set[str]:
-    kinds = {".py", ".yaml", ".gz", ".md", ".csv", ".json", ".jsonl", ".j2"}
+    kinds = {".py", ".yaml", ".gz", ".md", ".csv", ".json", ".jsonl", ".j2", ".cpp", ".h"}
     paths = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {f"schedlab/{path.relative_to(ROOT)}" for path in paths if path.suffix in kinds}
 
