@@ -34,6 +34,8 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("mine", "helper"):  # modules that other tests wrote into folders of theirs
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     return folder
 

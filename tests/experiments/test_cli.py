@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from children import takes_ctrl_c
 
 from schedlab.framework.reader import read_run
 
@@ -253,6 +254,7 @@ def test_ctrl_c_is_one_line_and_leaves_a_readable_run(workspace, mine):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=takes_ctrl_c,
     )
     for _ in range(600):
         if Path("cut/steps.jsonl.gz.partial").exists() and len(read_run(Path("cut")).steps["index"]) > 20:

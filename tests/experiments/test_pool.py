@@ -14,6 +14,7 @@ from typing import Any
 
 import hydra
 import pytest
+from children import Echo, takes_ctrl_c
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -158,6 +159,7 @@ def test_processes_end_with_their_caller(workspace, end, code):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=takes_ctrl_c,
     )
     wait_for(lambda: len(list(Path("cut").glob("*/steps.jsonl.gz.partial"))) == 2)
     workers = workers_below(process.pid)
@@ -194,21 +196,6 @@ def workers_below(process: int) -> set[int]:
 
 
 # ---- processes ----
-
-
-class Echo:
-    """Makes a job that tells its process, prints, or raises."""
-
-    def __call__(self) -> Callable[[Any], Any]:
-        return self.work
-
-    def work(self, job: Any) -> Any:
-        if job == "raise":
-            raise ValueError("no")
-        if job == "die":
-            os._exit(3)
-        print(f"job {job}")
-        return os.getpid()
 
 
 def test_processes_are_used_again_and_lines_arrive_whole(capsys):
