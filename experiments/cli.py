@@ -18,7 +18,7 @@ import typer
 
 from schedlab.experiments import evidence, evidence_commands, reproduce
 from schedlab.experiments.policy_cli import policies
-from schedlab.framework.errors import SchedlabError
+from schedlab.framework.errors import ConfigError, SchedlabError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -218,6 +218,10 @@ def main() -> None:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
     except (SchedlabError, UsageError) as error:
         fail(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        fail(ConfigError(f"{error.filename}: {error.strerror}"))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -64,6 +64,8 @@ def flags_first(words: Sequence[str], command: str) -> list[str]:
     _, unknown = get_args_parser().parse_known_args(flags)
     if unknown:
         raise ConfigError(f"{unknown[0]}: no such option; schedlab {command} --help lists what there is")
+    if "--cfg" in flags and {"-m", "--multirun"} & set(flags):
+        raise ConfigError("--cfg shows the config of one job: leave out -m")
     return flags + pairs
 
 

@@ -19,7 +19,9 @@ def timeline(directory: RunDirectory, start: Start = None, stop: Start = None, o
     from schedlab.experiments.timeline import TIMELINE, write_timeline
     from schedlab.framework.reader import read_run
 
-    path = out or directory / TIMELINE
+    whole = start is None and stop is None
+    window = f"timeline-{start or 0:g}-{'end' if stop is None else f'{stop:g}'}.json"
+    path = out or directory / (TIMELINE if whole else window)
     print(f"{write_timeline(read_run(directory), path, start, stop):,} events in {path}")
 
 

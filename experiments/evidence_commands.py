@@ -37,6 +37,8 @@ def compare(
 
     if format not in FORMS:
         raise ConfigError(f"--format {format}: expected one of {', '.join(FORMS)}")
+    if wandb not in (None, "offline", "online", "disabled"):
+        raise ConfigError(f"--wandb {wandb}: expected offline, online or disabled")
     if not 0.5 <= level < 1:
         raise ConfigError(f"--level {level}: expected a probability from 0.5 up to 1")
     options = {"baseline": baseline, "primary": primary, "metrics": metric or None, "gates": gate or (), "level": level}
@@ -71,6 +73,8 @@ def diff(
 
     if format not in ("terminal", "json"):
         raise ConfigError(f"--format {format}: expected terminal or json")
+    if requests < 0:
+        raise ConfigError(f"--requests {requests}: expected 0 or more")
     show_difference(a, b, requests=requests, step=step, form=format)
 
 

@@ -8,6 +8,7 @@ run together again; knows nothing of how two of them compare.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -289,6 +290,7 @@ def counterfactual(
         predictor=predictor or past.make_predictor(), clock=past.manifest["clock"], **config.get("measure", {}),
         config={**config, "policy": dict(node or {"class": type(policy).__name__})},
         labels={**labels, "policy": label or type(policy).__name__},
+        overrides={key: value for key, value in past.manifest["overrides"].items() if key.split(".")[0] != "policy"},
     ).run(out)  # fmt: skip
     if out is not None:
         written = json.loads((out / MANIFEST).read_text())
@@ -300,10 +302,16 @@ def replay_command(directory: Path, policy: str | None, words: Sequence[str], ou
     """The command. Returns whether the decisions were the same; under another policy nothing is asserted."""
     if policy is None:
         return _told(directory, replay(directory))
+    from omegaconf import OmegaConf
+
     from schedlab.experiments import compose
     from schedlab.experiments.table import Comparison
 
+    check_counterfactual(words, out)
     config = compose.compose([f"policy={policy}", *words])
+    past = PastRun(directory).manifest["config"]
+    if "estimator" in past:  # step times of that run's model and machine, where the policy asks for them
+        OmegaConf.update(config, "estimator", past["estimator"], merge=False, force_add=True)
     made, predictor = compose.build(config.policy, "policy"), compose.build_optional(config.predictor, "predictor")
     node = compose.resolve(config.policy)
     with tempfile.TemporaryDirectory() as kept_nowhere:
@@ -314,6 +322,15 @@ def replay_command(directory: Path, policy: str | None, words: Sequence[str], ou
         comparison.show()
     print(f"{policy} on what {directory} was offered" + (f", in {out}" if out else "; --out keeps the run"))
     return True
+
+
+def check_counterfactual(words: Sequence[str], out: Path | None) -> None:
+    """ConfigError for words that change more than who decides, and for a folder that holds a run."""
+    for word in words:
+        if re.match(r"[+~]*(policy\.|predictor[.=])", word) is None:
+            raise ConfigError(f"replay: expected policy.… or predictor=…, all else being as it was; found {word}")
+    if out is not None and (out / "result.json").exists():
+        raise ConfigError(f"{out}: holds a run already; name another folder")
 
 
 def _told(directory: Path, done: Replayed) -> bool:

@@ -17,7 +17,7 @@ import typer
 NAMES = (
     "sarathi_capacity", "chunk_size", "prefix_order", "sjf_queueing", "recompute_swap", "victim_choice", "max_num_seqs",
 )  # fmt: skip
-RESULTS = Path(__file__).parent / "bench" / "results"
+RESULTS = Path("reproductions")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from schedlab.experiments.objective import Objective
 from schedlab.experiments.progress import progress
 from schedlab.experiments.table import SIDE_BY_SIDE, Comparison, headline
 from schedlab.experiments.tracking import Tracker, WandbConfig, start_tracker
-from schedlab.framework.errors import SchedlabError
+from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.reader import read_run
 from schedlab.framework.tables import RunTables
@@ -128,6 +128,8 @@ def run_config(config: DictConfig, resolved: Mapping[str, Any], directory: Path)
 def settings_of(config: DictConfig) -> Settings:
     keys = {name: config[name] for name in Settings.__dataclass_fields__}
     check_arguments("", keys, Settings)
+    if keys["timeline"] < 0:
+        raise ConfigError(f"timeline: expected 0 steps or more, found {keys['timeline']}")
     return Settings(**keys)
 
 

@@ -100,7 +100,7 @@ class Run:
     def arrivals(self) -> str:
         """Equal for runs that were offered the same requests."""
         workload = self.manifest.get("workload", {}), self.manifest.get("config", {}).get("workload")
-        return json.dumps([*workload, self.labels.get("seed")], sort_keys=True)
+        return json.dumps([*workload, str(self.labels.get("seed"))], sort_keys=True)
 
     @property
     def task(self) -> str:

@@ -59,7 +59,10 @@ class Window:
 
 def write_timeline(run: RunTables, path: Path, start_s: float | None = None, stop_s: float | None = None) -> int:
     """Write the events of [start_s, stop_s) of engine time, all by default; returns how many there are."""
-    found = list(events(run, Window.of(start_s, stop_s)))
+    window = Window.of(start_s, stop_s)
+    found = list(events(run, window))
+    if (start_s, stop_s) != (None, None) and all(event["ph"] == "M" for event in found):
+        raise ConfigError(f"timeline: nothing happened in [{window.start_ns / NS:g}, {window.stop_ns / NS:g}) s")
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in found)
     path.write_text('{"displayTimeUnit":"ms","traceEvents":[\n' + lines + "\n]}\n")
     return len(found)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from schedlab.framework.engine import Engine
+from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 from schedlab.framework.testing.behaviour import behave
 from schedlab.framework.testing.cache_changes import sees_changes
@@ -53,6 +54,8 @@ def check(
     requests must get the same tokens. `seed` draws other traces. `source`: Python text that defines a function `make`,
     for the programs that reproduce failures; worked out from the class if left out.
     """
+    if not seconds > 0:
+        raise ConfigError(f"check.seconds: expected more than 0 of CPU time, found {seconds:g}")
     subject = Subject(make, source)
     effort = Effort(seconds, max(1, round(seconds * CASES_PER_S)), seed, shrink_s=min(max(seconds / 4, 1.0), 10.0))
     trial = Trial(subject, effort, frozenset(only))

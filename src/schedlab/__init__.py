@@ -22,7 +22,7 @@ _EXPORTS = {
     "SLO": "schedlab.framework.request",
     "SamplingParams": "schedlab.framework.request",
 }
-_MODULES = {"engines": "schedlab.experiments.engines"}
+_MODULES = {"engines": "schedlab.experiments.engines", "testing": "schedlab.testing"}
 __all__ = ["LLM", "SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "engines", "run"]
 
 
