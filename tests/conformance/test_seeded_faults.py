@@ -9,7 +9,7 @@ from faulty import MORE, NAMED, PingPong, ShortestFirst, Sound
 
 from schedlab.testing import assert_conforms, check
 
-SLOW = {"FullUntilAFinish", "AdmitsOneChunk", "SharedState", "RestsOnTheClock"}
+SLOW = {"FullUntilAFinish", "AdmitsOneChunk", "SharedState", "RestsOnTheClock", "GrantsThePreempted"}
 """Faults that a few traces in a hundred bring out."""
 
 

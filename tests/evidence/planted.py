@@ -6,6 +6,7 @@ import random
 from functools import cache
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from schedlab.experiments.compose import compose, resolve
@@ -81,6 +82,7 @@ def base(*words: str) -> DictConfig:
 
 def run_planted(make, seed: int, directory: Path, *words: str) -> Path:
     """The run directory of one draw; `words` are further overrides."""
+    HydraConfig.instance().cfg = None  # of a command that another test called in this process
     config = OmegaConf.create(OmegaConf.to_container(base(*words)))
     draw = random.Random(f"{make.__name__} {seed}")
     for key, value in {**make(draw), "seed": seed + 1}.items():
