@@ -124,9 +124,9 @@ def run_grid(
     setup: EngineSetup, extent: Extent, *, passes: int, budget_s: float, clock: str = "auto", say: Say = print
 ) -> list[Measured]:
     """`passes` passes over the grid, fewer where more would take longer than `budget_s` seconds, but at least two."""
+    extent.check(setup.config)
     if passes < MIN_PASSES:
         raise ConfigError(f"calibrate.passes: expected at least {MIN_PASSES}, found {passes}")
-    extent.check(setup.config)
     bench = Bench(setup, make_cells(extent, setup.config.block_size), clock)
     steps, left = sum(len(cell.moves) for cell in bench.cells), budget_s - bench.pass_s
     say(f"{steps} steps in {len(bench.cells)} cells, {bench.pass_s:.1f} s a pass; the first one was for warming up")
