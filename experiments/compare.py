@@ -16,7 +16,7 @@ import numpy as np
 
 from schedlab.experiments.bounds import TIGHT, Tightness, as_json, of_variants
 from schedlab.experiments.replicates import names_of
-from schedlab.experiments.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run
+from schedlab.experiments.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run, print_table
 from schedlab.experiments.verdicts import Answer, Finding, Verdicts, better_when
 
 if TYPE_CHECKING:
@@ -174,9 +174,6 @@ def show_runs(comparison: Comparison, console: Console) -> None:
     if len(comparison.runs) <= SIDE_BY_SIDE or len(groups) == len(comparison.complete):
         comparison.show()
         return
-    from rich.table import Table
-
-    table = Table("mean of replicates", box=None, pad_edge=False)
     names = list(groups)
     rows = [[figure.heading, *(mean_text(groups[name], figure) for name in names)] for figure in FIGURES]
     rows = [["replicates", *(str(len(groups[name])) for name in names)], *rows]
@@ -184,13 +181,7 @@ def show_runs(comparison: Comparison, console: Console) -> None:
     if len(names) > SIDE_BY_SIDE:
         headings, *values = zip(*rows, strict=True)
         names, rows = list(headings), [[name, *of] for name, of in zip(names, values, strict=True)]
-    for name in names:
-        table.add_column(name, justify="right")
-    for line in rows:
-        table.add_row(*line)
-    console.print(table)
-    for note in comparison.notes:
-        console.print(note, markup=False, soft_wrap=True)
+    print_table(console, ["mean of replicates", *names], rows, comparison.notes)
 
 
 def replicates_of(comparison: Comparison) -> dict[str, list[Run]]:

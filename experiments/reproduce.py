@@ -17,7 +17,7 @@ import typer
 NAMES = (
     "sarathi_capacity", "chunk_size", "prefix_order", "sjf_queueing", "recompute_swap", "victim_choice", "max_num_seqs",
 )  # fmt: skip
-RESULTS = Path("reproductions")
+OUT = Path("reproductions")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def add_to(app: typer.Typer) -> None:
 
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help=f"of {', '.join(NAMES)}; all of them if none")] = None,
-    out: Annotated[Path, typer.Option(help="folder for reproductions.md and .png")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="folder for reproductions.md and .png")] = OUT,
 ) -> None:
     """Run results of the literature again and set them beside what was published."""
     from schedlab.experiments.reproduce_report import finding, write

@@ -167,7 +167,8 @@ def markdown(done: Sequence[Reproduction], picture: str) -> str:
     head = [
         "# Results of the literature, run again",
         "",
-        "Written by `schedlab reproduce` on the virtual clock: durations from a roofline of the model on the hardware, "
+        "Written by `schedlab reproduce --out experiments/bench/results` on the virtual clock: durations from a "
+        "roofline of the model on the hardware, "
         "synthetic requests of the published shape. Parameters, sources and what was published are in "
         "`conf/experiment/`. What is compared is the direction and the size of an effect; the hardware, the models and "
         "the traffic of the sources are not at hand.",

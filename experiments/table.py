@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.agreement import describe_agreement
 from schedlab.experiments.pressure import pressure
@@ -19,6 +19,9 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.reader import read_run
 from schedlab.framework.tables import RunTables
 from schedlab.framework.writer import write_json, write_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "num_blocks", "block_size", "max_model_len", "swap_space_gib")
 """What runs must share for their latencies to be a matter of policy."""
@@ -164,18 +167,9 @@ class Comparison:
     def show(self) -> None:
         """Print the table and its notes."""
         from rich.console import Console
-        from rich.table import Table
 
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        header, rows = self.laid_out()
-        table = Table(header[0], box=None, pad_edge=False)
-        for heading in header[1:]:
-            table.add_column(heading, justify="right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        for note in self.notes:
-            console.print(note, markup=False, soft_wrap=True)
+        print_table(console, *self.laid_out(), self.notes)
 
     def markdown(self) -> str:
         header, rows = self.laid_out()
@@ -191,6 +185,20 @@ class Comparison:
         """comparison.md and comparison.json."""
         write_whole(directory / "comparison.md", self.markdown())
         write_json(directory / "comparison.json", self.as_json())
+
+
+def print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
+    """Names on the left, figures on the right, `notes` below."""
+    from rich.table import Table
+
+    table = Table(header[0], box=None, pad_edge=False)
+    for heading in header[1:]:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def headline(tables: RunTables) -> str:

@@ -220,7 +220,7 @@ def _try(pipe: Any, mutant: Mutant, makes: Any, original: list[str]) -> None:
         install(mutant)
         killed = objection(mutant.module, makes)
         pipe.send((killed, killed is not None or decisions(makes) != original))
-    except BaseException as error:
+    except Exception as error:  # a mutant that does not even load is objected to
         pipe.send((type(error).__name__, True))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import hydra
 import pytest
-from children import Echo, takes_ctrl_c
+from children import Echo, processes_below, takes_ctrl_c
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -162,7 +162,7 @@ def test_processes_end_with_their_caller(workspace, end, code):
         preexec_fn=takes_ctrl_c,
     )
     wait_for(lambda: len(list(Path("cut").glob("*/steps.jsonl.gz.partial"))) == 2)
-    workers = workers_below(process.pid)
+    workers = processes_below(process.pid)
     assert len(workers) >= 2
     process.send_signal(end)
     _, err = process.communicate(timeout=60)
@@ -179,20 +179,6 @@ def wait_for(true: Callable[[], bool], within_s: float = 90) -> None:
     while not true():
         assert time.monotonic() < until
         time.sleep(0.05)
-
-
-def workers_below(process: int) -> set[int]:
-    """Processes whose ancestor is `process`."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue
-    found = {process}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {process}
 
 
 # ---- processes ----

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from children import processes_below
 
 from schedlab.experiments import remote, resume
 from schedlab.framework.reader import read_run
@@ -76,16 +77,7 @@ def start(*words: str, folder: Path) -> subprocess.Popen[bytes]:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """A node with everything that it started."""
-    found = {process.pid}
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    for pid in found:
+    for pid in {process.pid} | processes_below(process.pid):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,25 +1,17 @@
 """What each further policy claims: a trace on which it differs from fcfs in the direction it names, and its bounds."""
 
 import itertools
-import pickle
 
 import pytest
-from four import ESTIMATOR, EVERY, OTHERS
+from four import ESTIMATOR
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import MS, PART, JumpingExecutor, lab, log, order_of
 
-from schedlab.framework.clock import VirtualClock
-from schedlab.framework.engine import Engine
-from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy, Preempted
 from schedlab.framework.predictors import OraclePredictor
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO, EngineRequest
-from schedlab.framework.source import ListSource
-from schedlab.framework.stub import StubExecutor
-from schedlab.framework.testing.harness import TINY, Spec, check_streams, run
+from schedlab.framework.testing.harness import Spec, run
 from schedlab.framework.testing.strategies import limits, specs
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.edf import EDF
@@ -108,6 +100,29 @@ def test_equal_priorities_never_throw_each_other_out():
     trace = [Spec(f"r{i}", i * MS, 10, 12, priority=7) for i in range(12)]
     _, summary = served(Priority(), trace, max_num_seqs=2)
     assert summary["preemptions/recompute"] == 0
+
+
+def test_priority_does_not_hold_while_a_head_that_lost_its_blocks_would_displace_somebody():
+    """12 blocks of 4: the urgent one finds 3 free as it comes, and the decodes of its first step take one of them."""
+    for arrival in range(1, 12):
+        trace = [Spec("a", 0, 16, 12), Spec("b", 0, 16, 12), Spec("urgent", arrival * MS, 9, 4, priority=1)]
+        runs = [
+            run(Priority(), trace, num_blocks=12, executor=JumpingExecutor(), **changes)
+            for changes in ({}, {"fast_forward": False}, {"honour_holds": False})
+        ]
+        assert runs[0].digest == runs[1].digest == runs[2].digest, arrival
+
+
+def test_equals_keep_their_order_however_often_they_are_ranked_anew():
+    """r7's cached prefix changes while r6 decodes; it stays before r8, which came at the same instant after it."""
+    sizes = [(1, 1, None)] * 5 + [(28, 1, range(200, 207)), (45, 6, (0, *range(101, 112))), (29, 1, range(200, 208))]
+    sizes.append((5, 1, (0, 1)))
+    trace = [
+        Spec(f"r{i}", 0, prompt, output, ids=ids if ids is None else tuple(ids), id_width=4)
+        for i, (prompt, output, ids) in enumerate(sizes)
+    ]
+    keys = {"num_blocks": 19, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+    assert run(Priority(), trace, **keys).digest == run(Priority(), trace, honour_holds=False, **keys).digest
 
 
 # -- edf --------------------------------------------------------------------------------------------------------------
@@ -390,102 +405,3 @@ def test_orca_admits_fewer_than_what_would_fit_for_now():
     keys = {"num_blocks": 24, "max_num_batched_tokens": 64, "max_num_seqs": 6}
     assert len(log(Orca(), trace, **keys)[0][0]) == 3
     assert len(log(FCFS(), trace, **keys)[0][0]) == 6
-
-
-# -- all of them ------------------------------------------------------------------------------------------------------
-
-
-@given(specs(), limits(), st.sampled_from(sorted(set(EVERY) - {"fcfs", "chunked_prefill", "prefix_reuse"})))
-def test_every_policy_gives_every_request_its_tokens_and_ends(trace, keys, name):
-    outcome = run(EVERY[name](), trace, **keys)
-    check_streams(outcome)
-    assert all(request.finished_ns is not None for request in outcome.requests)
-
-
-@given(specs(), limits(), st.sampled_from(sorted(EVERY)))
-def test_holds_change_nothing_but_the_work(trace, keys, name):
-    """Jumped over, honoured step by step, or ignored: the same decisions at the same times."""
-    runs = [
-        run(EVERY[name](), trace, executor=JumpingExecutor(slope=300), **keys, **changes)
-        for changes in ({}, {"fast_forward": False}, {"honour_holds": False})
-    ]
-    assert runs[0].digest == runs[1].digest == runs[2].digest
-    assert runs[0].stamps == runs[1].stamps == runs[2].stamps
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_crowd_is_served_under_every_policy_and_mode(name):
-    """Sixteen requests that together need several times the pool, with host memory and without."""
-    trace = [
-        Spec(
-            f"r{i}", i * 2 * MS, 20 + 3 * (i % 5), 20, ids=(0, 1, 2, 100 + i, 200 + i), id_width=8,
-            priority=i % 3, client="ab"[i % 2],
-        )
-        for i in range(16)
-    ]  # fmt: skip
-    for kind in (name, f"{name}/swap"):
-        outcome = run(EVERY[kind](), trace, num_blocks=20, max_num_batched_tokens=24, swap_space_gib=2000 * 8 / 2**30)
-        check_streams(outcome)
-        assert {request.state for request in outcome.requests} == {"finished"}
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_policy_can_be_sent_to_another_process(name):
-    made = pickle.loads(pickle.dumps(EVERY[name]()))
-    trace = [Spec(f"r{i}", i * MS, 8, 4) for i in range(3)]
-    assert run(made, trace).digest == run(EVERY[name](), trace).digest
-
-
-@pytest.mark.parametrize("policy", [SJF(), HRRN()])
-def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
-    with pytest.raises(ConfigError, match=f"{type(policy).__name__}.*predictor"):
-        Engine(policy, StubExecutor(), ListSource([]), TINY, VirtualClock(), Recorder(Measurement(6, 24)))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *[lambda kind=kind: kind(chunk_size=0) for kind in (Priority, EDF, SJF, HRRN, Fair, MultilevelFeedback)],
-        lambda: SLOAware(ESTIMATOR, chunk_size=0),
-        *[lambda kind=kind: kind(preempt_mode="drop") for kind in (Priority, EDF, SJF, HRRN, Fair, Orca)],
-        lambda: EDF(default_deadline_s=-1.0),
-        lambda: EDF(default_deadline_s=float("nan")),
-        lambda: SLOAware(ESTIMATOR, min_chunk=0),
-        lambda: SLOAware(ESTIMATOR, patience_s=0.0),
-        lambda: SJF(output_weight=-1.0),
-        lambda: SJF(aging_tokens_per_s=0.0),
-        lambda: HRRN(output_weight=float("inf")),
-        lambda: Fair(input_weight=0.0),
-        lambda: Fair(output_weight=float("nan")),
-        lambda: MultilevelFeedback(quantum=0),
-        lambda: MultilevelFeedback(num_levels=0),
-        lambda: MultilevelFeedback(promote_after_s=0.0),
-        lambda: StaticBatching(batch_size=0),
-    ],
-)
-def test_a_knob_out_of_range_is_refused(make):
-    with pytest.raises(ValueError, match="policy"):
-        make()
-
-
-def test_priority_does_not_hold_while_a_head_that_lost_its_blocks_would_displace_somebody():
-    """12 blocks of 4: the urgent one finds 3 free as it comes, and the decodes of its first step take one of them."""
-    for arrival in range(1, 12):
-        trace = [Spec("a", 0, 16, 12), Spec("b", 0, 16, 12), Spec("urgent", arrival * MS, 9, 4, priority=1)]
-        runs = [
-            run(Priority(), trace, num_blocks=12, executor=JumpingExecutor(), **changes)
-            for changes in ({}, {"fast_forward": False}, {"honour_holds": False})
-        ]
-        assert runs[0].digest == runs[1].digest == runs[2].digest, arrival
-
-
-def test_equals_keep_their_order_however_often_they_are_ranked_anew():
-    """r7's cached prefix changes while r6 decodes; it stays before r8, which came at the same instant after it."""
-    sizes = [(1, 1, None)] * 5 + [(28, 1, range(200, 207)), (45, 6, (0, *range(101, 112))), (29, 1, range(200, 208))]
-    sizes.append((5, 1, (0, 1)))
-    trace = [
-        Spec(f"r{i}", 0, prompt, output, ids=ids if ids is None else tuple(ids), id_width=4)
-        for i, (prompt, output, ids) in enumerate(sizes)
-    ]
-    keys = {"num_blocks": 19, "max_num_seqs": 2, "max_num_batched_tokens": 8}
-    assert run(Priority(), trace, **keys).digest == run(Priority(), trace, honour_holds=False, **keys).digest

@@ -265,6 +265,7 @@ def test_bfloat16_stays_near_float32(native, tmp_path):  # noqa: F811
 
 @pytest.mark.full
 def test_bfloat16_stays_near_float32_in_a_real_model(native):  # noqa: F811
+    """On ordinary text. Of one sentence said nine times over, where attention is peaked, the worst is 2.7e-2."""
     try:
         path = model_directory("fetched:smollm2")
     except ModelError as error:
