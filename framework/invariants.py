@@ -14,6 +14,7 @@ import numpy as np
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.tables import integers
 
 if TYPE_CHECKING:
     from schedlab.framework.step import Decision
@@ -60,19 +61,19 @@ def _audit_places(ledger: Ledger) -> None:
 
 def _audit_blocks(ledger: Ledger) -> None:
     cache, pool = ledger.cache, ledger.pool
-    cached = np.zeros(pool.num_blocks, dtype=np.int64)
-    np.add.at(cached, [block for run in cache.index.values() for block in run.blocks], 1)
+    indexed = [block for run in cache.index.values() for block in run.blocks]
+    cached = np.bincount(integers(indexed), minlength=pool.num_blocks)
     owners = np.zeros(pool.num_blocks, dtype=np.int64)
     for request in ledger.running:
-        table = np.array(request.block_table, dtype=np.int64)
-        assert len(np.unique(table)) == len(table), f"{request}: a block is twice in its table"
+        table = integers(request.block_table)
+        assert len(set(request.block_table)) == len(table), f"{request}: a block is twice in its table"
         assert len(table) == ledger.blocks_for(request.num_computed_tokens), f"{request}: table of the wrong length"
         owners[table] += 1
     unowned = sum(run.num_unowned for run in cache.index.values())
     assert unowned == cache.num_unowned, f"{cache.num_unowned} unowned blocks counted, {unowned} found"
     assert cached.max(initial=0) <= 1, "a block is cached twice"
     assert not ((owners > 1) & (cached == 0)).any(), "an unpublished block has two owners"
-    free = np.bincount(np.array(pool.free, dtype=np.int64), minlength=pool.num_blocks)
+    free = np.bincount(integers(pool.free), minlength=pool.num_blocks)
     assert (free + ((owners > 0) | (cached > 0)) == 1).all(), "a block was lost, or is free and in use"
     assert not cache.remains, "remains outlived their step"
 
