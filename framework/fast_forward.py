@@ -60,11 +60,9 @@ class Jumper:
         cost, context = self._cost(n), cohort.total_base + n * (cohort.tick + 1)
         free, unowned = cache.num_free, cache.num_unowned
         first = now + cost.duration_ns(context)
-        shared = cohort.emitted_ns == now and not cohort.stragglers  # the first gap is the first duration
-        if not shared:
-            for gap_ns, count in engine.commit.gaps(first):
-                recorder.gap(gap_ns, count)
-            cohort.stragglers.clear()
+        shared = cohort.emitted_ns == now and not cohort.stragglers  # then the first gap is the first duration
+        first_gaps = [] if shared else engine.commit.gaps(first)
+        cohort.stragglers.clear()
         cohort.tick += 1
         bound = cost.bound(context)
         steps, end, free_min, free_block_ns = _extend(engine, cost, context + n, now, first, bound)
@@ -81,6 +79,8 @@ class Jumper:
             index, steps, now, end - now, 0, n, 0, n, context, len(ledger.running), len(ledger.waiting), free, unowned,
             0, bound, engine.modelled_us * steps, free * (first - now) + free_block_ns, free_min,
         )  # fmt: skip
+        for gap_ns, count in first_gaps:
+            recorder.gap(gap_ns, count)
         if shared:
             recorder.even_gaps(n, cost, context, steps)
         elif steps > 1:

@@ -114,9 +114,14 @@ def assert_same(name, seed, executor, **keys):
 
 @pytest.mark.parametrize("name", POLICIES)
 @PART
-@given(executor=st.sampled_from(list(EXECUTORS)), seed=st.integers(0, 2**32), steps=st.sampled_from([1, 1, 2, 5]))
-def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed, steps):
-    assert_same(name, seed, executor, max_chained_steps=steps)
+@given(
+    executor=st.sampled_from(list(EXECUTORS)),
+    seed=st.integers(0, 2**32),
+    steps=st.sampled_from([1, 1, 2, 5]),
+    window=st.sampled_from([None, {"start_s": 0.02, "stop_s": None}, {"start_s": 0.011, "stop_s": 0.07}]),
+)
+def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed, steps, window):
+    assert_same(name, seed, executor, max_chained_steps=steps, window=window)
 
 
 def test_the_real_cost_model_is_jumped_over_and_changes_its_bound():
