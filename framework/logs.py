@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
@@ -36,32 +36,29 @@ class GzipLog:
         self._file = self._partial.open("wb")
         self._stream = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
         self._thread = thread
-        self._pending: Future[None] | None = None
+        self._pending: list[Future[None]] = []
 
     def write(self, text: str) -> None:
-        self._submit(self._compress, text)
+        self.settle()  # at most one piece is on its way
+        self._pending.append(self._thread.submit(self._compress, text))
 
     def sync(self) -> None:
         """Make everything written so far readable, soon."""
-        self._submit(self._flush)
+        self._pending.append(self._thread.submit(self._flush))
+
+    def settle(self) -> None:
+        """Wait until what was passed on before is on disk."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
 
     def close(self, *, whole: bool) -> None:
         """End the stream; a whole log gets its final name."""
-        self._settle()
+        self.settle()
         self._file.write(self._stream.flush())
         self._file.close()
         if whole:
             self._partial.replace(self._path)
-
-    def _submit(self, work: Callable[..., None], *arguments: str) -> None:
-        self._settle()
-        self._pending = self._thread.submit(work, *arguments)
-
-    def _settle(self) -> None:
-        """Wait for what was passed on before: at most one piece of the log is on its way."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
 
     def _compress(self, text: str) -> None:
         self._file.write(self._stream.compress(text.encode()))

@@ -137,7 +137,7 @@ class Recorder:
         if free_block_ns is not None and self._gaps is self._measured_gaps:
             self._free_buffer += (free_block_ns - free_blocks * duration_ns, free_blocks_min)
         if len(buffer) >= self._limit * len(STEPS):
-            self.flush()
+            self._fold()
 
     def decision(
         self,
@@ -198,7 +198,7 @@ class Recorder:
         demanded = request.num_tokens if output is None else request.num_prompt_tokens + output
         self._demanded_buffer.append(demanded)
         if len(self._demanded_buffer) >= self._limit:
-            self.flush()
+            self._fold()
 
     def last_arrival(self, now_ns: int, served: Mapping[str, int], demanded: Mapping[str, int] | None = None) -> None:
         """Tokens served to each client so far, and asked for if known; the last call counts."""
@@ -214,6 +214,9 @@ class Recorder:
 
     def flush(self) -> None:
         """Fold what is buffered into totals and columns, and keep the rows."""
+        self._fold()
+
+    def _fold(self) -> None:
         steps, self._step_buffer = self._step_buffer, []
         requests, self._request_buffer = self._request_buffer, []
         demanded, self._demanded_buffer = self._demanded_buffer, []
@@ -270,7 +273,7 @@ class Recorder:
             f'"refusals":[{refused}],"idle_until_s":{idle}}}\n'
         )
         if len(self._decision_buffer) >= self._limit:
-            self.flush()
+            self._fold()
 
     def _fold_steps(self, flat: Flat) -> None:
         self._keep("steps", flat)

@@ -65,8 +65,14 @@ class RunWriter(Recorder):
         self._logs = {table: GzipLog(self.directory, table, self._thread) for table in tables}
 
     def flush(self) -> None:
-        """Fold what is buffered and make it readable on disk; the buffers are sized to do so about once a second."""
+        """Fold what is buffered and make it readable on disk."""
         super().flush()
+        for log in self._logs.values():
+            log.settle()
+
+    def _fold(self) -> None:
+        """Fold what is buffered, to be on disk soon; the buffers are sized to do so about once a second."""
+        super()._fold()
         for log in self._logs.values():
             log.sync()
         now = time.monotonic()
