@@ -30,11 +30,13 @@ def make_room(
 ) -> Grant:
     """Grant `request`; while blocks are short, preempt the next of `victims` and try again."""
     grant = step.grant(request, max_tokens)
+    if grant or grant.refusal != "memory":
+        return grant  # before anybody is looked for
     for victim in victims:
-        if grant or grant.refusal != "memory":
-            break
         preempt(step, victim, mode)
         grant = step.grant(request, max_tokens)
+        if grant or grant.refusal != "memory":
+            break
     return grant
 
 
@@ -84,7 +86,12 @@ def continue_prefills(step: Step, room: int, mode: Mode = "recompute", victims: 
 def continue_prefill(step: Step, request: Request, room: int, mode: Mode, victims: Victims) -> int:
     """Up to `room` tokens to one running prompt: what fits or, if nothing does, what `victims` make room for."""
     fits = min(step.fits(request), room) or room
-    return make_room(step, request, victims(step, request), fits, mode).tokens
+    return make_room(step, request, _when_needed(victims, step, request), fits, mode).tokens
+
+
+def _when_needed(victims: Victims, step: Step, request: Request) -> Iterator[Request]:
+    """`victims` for `request`, looked for among all that run only if somebody must go."""
+    yield from victims(step, request)
 
 
 def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0) -> int:
