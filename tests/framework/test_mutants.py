@@ -129,6 +129,7 @@ def keep_evicted_in_the_index(patch):
             if key is not None and key not in self.index:
                 ghost = self.index[key] = Run(key, blocks)
                 ghost.held.append(len(blocks))
+                ghost.num_unowned = 0
 
     patch.setattr(PrefixCache, "_evict", leaky)
 
