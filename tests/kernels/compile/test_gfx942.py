@@ -1,7 +1,7 @@
-"""Every kernel compiles for gfx942, attention to matrix instructions."""
+"""Every kernel compiles for gfx942, attention and products to matrix instructions."""
 
 import pytest
-from entries import ATTENTION, ENTRIES
+from entries import ATTENTION, ENTRIES, PRODUCT
 from harness import compiling_for
 
 
@@ -12,5 +12,5 @@ def test_code(name):
     assert compiled
     for kernel_name, kernel in compiled:
         assert kernel.asm["hsaco"]
-        if kernel_name in ATTENTION:
+        if kernel_name in (*ATTENTION, PRODUCT):
             assert "v_mfma_" in kernel.asm["amdgcn"]
