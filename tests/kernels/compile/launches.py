@@ -81,4 +81,4 @@ def product(
     kind: str, rows: int, dtype: torch.dtype = torch.bfloat16, columns: int = 4096, depth: int = 4096, group: int = 64
 ) -> None:
     """Split along its depth where rows are few, as the matrix is."""
-    linear(quantised(kind, columns, depth, group), meta(columns, dtype=dtype))(meta(rows, depth, dtype=dtype))
+    linear(quantised(kind, columns, depth, group), None)(meta(rows, depth, dtype=dtype))

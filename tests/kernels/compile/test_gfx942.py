@@ -1,11 +1,11 @@
 """Every kernel compiles for gfx942, attention and products to matrix instructions."""
 
 import pytest
-from entries import ATTENTION, ENTRIES, PRODUCT
+from entries import ATTENTION, ENTRIES, PRODUCT, names
 from harness import compiling_for
 
 
-@pytest.mark.parametrize("name", ENTRIES["gfx942"])
+@pytest.mark.parametrize("name", names("gfx942"))
 def test_code(name):
     with compiling_for("gfx942") as compiled:
         ENTRIES["gfx942"][name]()
