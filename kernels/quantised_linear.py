@@ -7,7 +7,7 @@ weights are the bound, and each is read once; a matrix with too few columns to o
 depth, and a second kernel adds the parts in order, so that results are deterministic.
 
 Many rows take the same kernel rather than a copy of the matrix in 16 bits and the library's product: the copy would be
-written and read again at each call and take room that the cache could have, and both phases would round differently.
+written and read again at each call and take room that the cache could have.
 
 Knows one matrix, and how it is packed for the kernel. Shape letters as in quantised.py, and T rows, P panels of rows of
 the matrix, S steps along its depth, W bytes of a row and step, C groups of these, W pairs of 16-bit numbers in a word.
@@ -56,7 +56,8 @@ def _product_kernel(
     rows_O = (o_O // PANEL).to(tl.int64) * num_steps * STEP_BYTES + o_O % PANEL * WIDTH
     acc_OT = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     for step in range(split * steps_per_split, tl.minimum((split + 1) * steps_per_split, num_steps)):
-        numbers_OW = tl.load(numbers_ptr + rows_O[:, None] + step * STEP_BYTES + w_W[None, :], mask=exists_O1, other=0)
+        numbers_ptrs_OW = numbers_ptr + rows_O[:, None] + step * STEP_BYTES + w_W[None, :]
+        numbers_OW = tl.load(numbers_ptrs_OW, mask=exists_O1, other=0)
         for part in tl.static_range(NIBBLES):
             first = (step * NIBBLES + part) * WIDTH
             k_W = first + w_W
@@ -102,8 +103,8 @@ class Panels:
 
     numbers_PSRW: uint8 [P, S, PANEL, W]. int8 plus MIDDLE: a step has W columns. int4: two to a byte, a step has 2 W
     columns, the first W of them in the low bits. scales: int32 words of two bfloat16, the first in the low bits. int4:
-    scale and zero, [groups, P * PANEL]. int8: the scales of two neighbouring groups, [groups / 2, P * PANEL]. What fills
-    up steps, panels and words has scale 0.
+    scale and zero, [groups, P * PANEL]. int8: the scales of two neighbouring groups, [groups / 2, P * PANEL]. What
+    fills up steps, panels and words has scale 0.
     """
 
     numbers_PSRW: Tensor
@@ -115,36 +116,36 @@ class Panels:
 
     @classmethod
     def of(cls, weight: Quantised) -> Panels:
-        columns, depth = weight.shape
-        int4 = weight.zeros_OG is not None
-        width = _width(depth, weight.group, 2 if int4 else 1)
-        rows, steps = -(-columns // PANEL), -(-depth // (width * (2 if int4 else 1)))
+        (columns, depth), int4 = weight.shape, weight.zeros_OG is not None
+        nibbles = 2 if int4 else 1
+        width = _width(depth, weight.group, nibbles)
         numbers_OK = weight.numbers_OK if int4 else weight.numbers_OK.view(torch.uint8) ^ MIDDLE.value
-        padded = F.pad(numbers_OK, (0, steps * width * (2 if int4 else 1) - depth, 0, rows * PANEL - columns))
-        numbers_PRSNW = padded.view(rows, PANEL, steps, -1, width)
+        padded = F.pad(numbers_OK, (0, -depth % (width * nibbles), 0, -columns % PANEL))
+        numbers_PRSNW = padded.view(len(padded) // PANEL, PANEL, -1, nibbles, width)
         packed = numbers_PRSNW[..., 0, :] | numbers_PRSNW[..., 1, :] << 4 if int4 else numbers_PRSNW[..., 0, :]
-        return cls(packed.transpose(1, 2).contiguous(), _words(weight, padded.shape), columns, depth, weight.group, int4)
+        scales = _words(weight, *padded.shape)
+        return cls(packed.transpose(1, 2).contiguous(), scales, columns, depth, weight.group, int4)
 
     @property
     def nbytes(self) -> int:
         return self.numbers_PSRW.nbytes + self.scales.nbytes
 
 
-def _width(depth: int, group: int, numbers: int) -> int:
-    """Bytes of a row and step of `numbers` a byte: within a group where that has 16 columns, and none to fill up."""
-    return min(64 if depth % (64 * numbers) == 0 else 32, max(group, 16))
+def _width(depth: int, group: int, nibbles: int) -> int:
+    """Bytes of a row and step: 64 where the depth is whole steps then; within a group where that has 16 columns."""
+    return min(64 if depth % (64 * nibbles) == 0 else 32, max(group, 16))
 
 
-def _words(weight: Quantised, padded: torch.Size) -> Tensor:
-    """Of a matrix filled up to the shape `padded`."""
-    num_groups = -(-padded[1] // weight.group)
-    filled = num_groups - weight.scales_OG.shape[1]
+def _words(weight: Quantised, rows: int, depth: int) -> Tensor:
+    """Of a matrix filled up to this shape."""
+    num_groups = -(-depth // weight.group)
+    more = num_groups - weight.scales_OG.shape[1]
     if weight.zeros_OG is not None:
-        pairs_OG2 = F.pad(torch.stack((weight.scales_OG, weight.zeros_OG), -1), (0, 0, 0, filled))
+        pairs_OG2 = F.pad(torch.stack((weight.scales_OG, weight.zeros_OG), -1), (0, 0, 0, more))
     else:
-        pairs_OG2 = F.pad(weight.scales_OG, (0, filled + num_groups % 2)).unflatten(1, (-1, 2))
+        pairs_OG2 = F.pad(weight.scales_OG, (0, more + num_groups % 2)).unflatten(1, (-1, 2))
     words_OG = pairs_OG2.contiguous().view(torch.int32)[..., 0]
-    return F.pad(words_OG, (0, 0, 0, padded[0] - len(words_OG))).T.contiguous()
+    return F.pad(words_OG, (0, 0, 0, rows - len(words_OG))).T.contiguous()
 
 
 def linear(weight: Quantised, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:

@@ -16,8 +16,17 @@ from schedlab.framework.batch import Inputs
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.decoder import RaggedBatch
 from schedlab.framework.model.linear import (
-    Linear, MakeLinear, Matrix, by_triton, casting, compiled, packed, plain, quantising, tiled,
-)  # fmt: skip
+    Linear,
+    MakeLinear,
+    Matrix,
+    by_triton,
+    casting,
+    compiled,
+    packed,
+    plain,
+    quantising,
+    tiled,
+)
 from schedlab.framework.model.phases import batch_by_phase
 from schedlab.kernels.dispatch import Kernels, kernels
 from schedlab.kernels.native_library import BuildError, built, load

@@ -85,7 +85,12 @@ def by_triton(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:
 
 def casting(dtype: torch.dtype) -> MakeLinear:
     """`plain`, of the matrix in `dtype`."""
-    return lambda weight_OK, bias_O: plain(weight_OK.to(dtype), bias_O)
+
+    def made(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:
+        assert isinstance(weight_OK, Tensor), "torch has no product for this matrix"
+        return plain(weight_OK.to(dtype), bias_O)
+
+    return made
 
 
 class _Narrow:

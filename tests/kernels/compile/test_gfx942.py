@@ -1,5 +1,7 @@
 """Every kernel compiles for gfx942, attention and products to matrix instructions."""
 
+import re
+
 import pytest
 from entries import ATTENTION, ENTRIES, PRODUCT, names
 from harness import compiling_for
@@ -14,3 +16,5 @@ def test_code(name):
         assert kernel.asm["hsaco"]
         if kernel_name in (*ATTENTION, PRODUCT):
             assert "v_mfma_" in kernel.asm["amdgcn"]
+        if kernel_name == PRODUCT:
+            assert set(re.findall(r"\.vgpr_spill_count: *(\d+)", kernel.asm["amdgcn"])) == {"0"}

@@ -110,7 +110,7 @@ def test_tokens_are_those_of_the_torch_backend(padded, steps, ops):
 
 @pytest.mark.parametrize("kind, padded, steps", [("int8", False, 1), ("int4", True, 4)])
 def test_tokens_of_quantised_weights_are_those_of_the_torch_backend(kind, padded, steps, ops):
-    """The same integers, read and packed by each engine for itself; what is not a product runs on torch, in less time."""
+    """The same integers, read and packed by each engine for itself; what is not a product runs on torch, as it may."""
     compare(padded, steps, quantised_gpu(kernels("cpu", "torch"), torch.device("cpu"), torch.float32, kind), kind)
 
 
