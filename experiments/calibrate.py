@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from schedlab.experiments.engines import GIB, EngineSetup, hardware_preset, model_preset
+from schedlab.experiments.engines import DTYPES, GIB, EngineSetup, hardware_preset, roofline_of
 from schedlab.experiments.grid import Cell, Extent, Script, make_cells, swapped_blocks
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import (
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 TOLERATED, TOLERATED_REPEATS = 0.05, 1.5
 """Held-out steps should be modelled within 5 % on average, or within so many times what repeats of one step differ."""
 MIN_PASSES = 2
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""The executor's names of dtypes, and the cost model's."""
 Say = Callable[[str], Any]
 """What takes lines about how it goes."""
 
@@ -244,8 +242,7 @@ def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roof
         raise ConfigError(f"engine.dtype={dtype}: expected one of {', '.join(DTYPES)}, which the cost model knows")
     named = "hardware" in compose.overrides() or any(key.startswith("hardware.") for key in compose.overrides())
     hardware = compose.build(config.hardware, "hardware") if named or setup.name == "cuda" else hardware_preset("cpu")
-    shape, _ = model_preset(compose.resolve(config.model))
-    return Roofline(shape, DTYPES[dtype]), hardware
+    return roofline_of(compose.resolve(config.model), dtype), hardware
 
 
 def facts(setup: EngineSetup, clock: str, extent: Extent) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def test_interpreted(tmp_path):
         "prefill",
         "pointwise",
         "sampling",
+        "products",
+        "weights",
         "tiles",
         "policies",
         "steps",
