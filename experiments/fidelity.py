@@ -17,8 +17,8 @@ import numpy as np
 
 from schedlab.experiments import calibrate
 from schedlab.experiments.api import Experiment
-from schedlab.experiments.calibrate import Say
 from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.measuring import MIN_PASSES, Bench, Between, Measured, Say, make_bench
 from schedlab.experiments.recorded import Agreement, decide_again
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware

@@ -15,15 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import LIMITS, PlantedExecutor, planted
 
 from schedlab.experiments.calibrate import (
-    Bench,
-    Measured,
     fitted,
     held_out_errors,
     make_profile,
-    run_grid,
     tolerated,
 )
 from schedlab.experiments.grid import Extent, make_cells
+from schedlab.experiments.measuring import Bench, Measured, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import Point, Profile, predict_ns
 from schedlab.framework.cost.hardware import Hardware
@@ -60,11 +58,12 @@ def unseen() -> list[Work]:
     "extent", [EXTENT, Extent(1, 1, 1, 1), Extent(5, 100, 7, 90), Extent(32, 1500, 700, 4000), Extent(40, 30, 200, 12)]
 )
 @pytest.mark.parametrize("block_size", [1, 16, 50])
-def test_an_engine_does_what_the_cells_say(extent: Extent, block_size: int) -> None:
+@pytest.mark.parametrize("caching", [True, False])
+def test_an_engine_does_what_the_cells_say(extent: Extent, block_size: int, caching: bool) -> None:
     """Bench itself asserts the columns of the log; here every input of the cost is compared with the batch's."""
     executor = PlantedExecutor(MACHINE)
-    config = replace(LIMITS, block_size=block_size, num_blocks=16384 // block_size)
-    bench = Bench(planted(executor, config), make_cells(extent, block_size))
+    config = replace(LIMITS, block_size=block_size, num_blocks=16384 // block_size, enable_prefix_caching=caching)
+    bench = Bench(planted(executor, config), make_cells(extent, block_size, caching))
     executor.works.clear()
     measured = bench.run()
     assert [step.point.work for step in measured] == executor.works
@@ -82,7 +81,7 @@ def test_the_grid_reaches_its_extent() -> None:
 
 
 def test_passes_visit_the_cells_in_orders_of_their_own() -> None:
-    bench = Bench(planted(PlantedExecutor(MACHINE)), make_cells(EXTENT, 16))
+    bench = Bench(planted(PlantedExecutor(MACHINE)), make_cells(EXTENT, 16, prefix_caching=True))
     first, second = ([step.cell for step in bench.run()] for _ in range(2))
     assert first != second and sorted(first) == sorted(second)
 
@@ -154,7 +153,7 @@ def test_passes_end_with_their_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_num_seqs": 8}, "calibrate.max_batch: the engine as it is set up admits 5 at most, found 8"),
+        ({"max_num_seqs": 8}, "calibrate.max_batch: the engine as it is set up admits 2 at most, found 8"),
         ({"max_model_len": 256}, "calibrate.max_context: the engine as it is set up admits 192 at most, found 400"),
         ({"max_num_batched_tokens": 200}, "calibrate.max_prefill: the engine as it is set up admits 191 at most"),
         ({"num_blocks": 100}, "calibrate.max_cell_tokens: the engine as it is set up admits 800 at most, found 1024"),
