@@ -53,14 +53,18 @@ def fitted(points: Sequence[Point]) -> Coefficients:
     The fit counts little of what disturbed a few steps very much, but a run's clock adds it up.
     """
     rates = fit(points)
+    return at_level(rates, level(rates, points))
+
+
+def level(rates: Coefficients, points: Sequence[Point]) -> float:
+    """How long steps took on average, of what `rates` say."""
     durations = np.array([point.duration_ns for point in points], dtype=float)
-    level = float(np.minimum(durations / predict_ns(rates, points), MOST_DISTURBED).mean())
-    return at_level(rates, level)
+    return float(np.minimum(durations / predict_ns(rates, points), MOST_DISTURBED).mean())
 
 
-def at_level(rates: Coefficients, level: float) -> Coefficients:
+def at_level(rates: Coefficients, factor: float) -> Coefficients:
     """`rates` with all times multiplied."""
-    return replace(rates, **{f.name: getattr(rates, f.name) * level for f in fields(rates) if f.name.endswith("_ns")})
+    return replace(rates, **{f.name: getattr(rates, f.name) * factor for f in fields(rates) if f.name.endswith("_ns")})
 
 
 def held_out_errors(measured: Sequence[Measured]) -> np.ndarray:

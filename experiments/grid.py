@@ -69,9 +69,9 @@ class Move(NamedTuple):
 class Cell:
     """Requests and the steps they go through, written down as if it had already happened.
 
-    `works` are what the steps compute, in units of `Work` but for copies, which `copies` counts in blocks. With a prefix
-    cache, whole blocks that are swapped out are still in it when they are wanted again; `leaders` are the requests
-    whose prompts others begin with.
+    `works` are what the steps compute, in units of `Work` but for copies, which `copies` counts in blocks. With a
+    prefix cache, whole blocks that are swapped out are still in it when they are wanted again; `leaders` are the
+    requests whose prompts others begin with.
     """
 
     name: str

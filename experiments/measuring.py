@@ -139,11 +139,11 @@ class Between:
     """Called after each step of a run: runs cells as long as they have taken less than `share` of the run's CPU time.
 
     Whatever else the machine does then slows the cells as it slows the run. Only for a run whose clock counts its own
-    steps and nothing between them.
+    steps and nothing between them. What is measured is appended to `measured`.
     """
 
-    def __init__(self, bench: Bench, share: float) -> None:
-        self.measured: list[Measured] = []
+    def __init__(self, bench: Bench, share: float, measured: list[Measured]) -> None:
+        self.measured = measured
         self._bench = bench
         self._share = share
         self._owed_ns = 0.0

@@ -154,7 +154,8 @@ class IdContent:
     def tokens(self, num_tokens: int, vocab_size: int) -> np.ndarray:
         scope = digest(b"id-tokens", b"%d" % self.seed, self.namespace.encode())
         needed = self.ids[: -(-num_tokens // self.width)]
-        words = np.frombuffer(_extended(scope, [b"%d" % block_id for block_id in needed]), dtype="<u8")[::2].astype(_U64)
+        keys = _extended(scope, [b"%d" % block_id for block_id in needed])
+        words = np.frombuffer(keys, dtype="<u8")[::2].astype(_U64)  # the first half of each key
         places_IW = words[:, None] + np.arange(self.width, dtype=_U64)  # all streams at once: a step may wait for this
         tokens = _scrambled(places_IW.ravel()[:num_tokens], vocab_size)
         if len(tokens) == num_tokens:

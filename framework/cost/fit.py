@@ -220,7 +220,7 @@ def design_matrix(amounts: np.ndarray, ridge: float) -> np.ndarray:
 
 
 def robust_rates(
-    design: np.ndarray, durations: np.ndarray, rounds: int = 15, k: float = 3.0
+    design: np.ndarray, durations: np.ndarray, rounds: int = 15, k: float = 2.0
 ) -> tuple[np.ndarray, float]:
     """Non-negative rates under which each kind of step lasts as long as it did on average, and how far steps are off.
 
