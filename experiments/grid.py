@@ -19,12 +19,14 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.step import Step
 
-DECODE_STEPS = 12
+DECODE_STEPS = 8
 """Decode-only steps of a cell: as in a run, most of them follow another of their kind."""
 PAUSE = 2
 """Decode-only steps before a prompt's: in a run it mostly comes upon caches that decoding has left."""
-SHORT_ENDS = (8, 24, 60, 160)
-"""Tokens of a prompt that a hit leaves to compute."""
+SHORT_ENDS, MIXED = (8, 24, 60, 160), (127, 16, 50, 90, 200, 450)
+"""Tokens of a prompt that a hit leaves to compute, alone and beside decodes."""
+BATCHES = (1, 3, 6, 12, 24, 48, 96)
+"""Sizes of batches beside those that double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,11 @@ class Extent:
 
     def check(self, config: EngineConfig) -> None:
         """ConfigError unless an engine of these limits can run the whole grid."""
-        budget = config.max_num_batched_tokens
+        budget, further = config.max_num_batched_tokens, len(MIXED) + 3  # those that come to a batch go on decoding
         for name, found, limit in (
-            ("max_batch", self.max_batch, config.max_num_seqs - len(SHORT_ENDS) - 2),
+            ("max_batch", self.max_batch, config.max_num_seqs - further),
             ("max_context", self.max_context, config.max_model_len - 64),
-            ("max_prefill", self.max_prefill, budget - self.max_batch - 1),
+            ("max_prefill", self.max_prefill, budget - self.max_batch - further),
             ("max_cell_tokens", self.max_cell_tokens, config.pool_tokens // 2),
         ):
             if found > limit:
@@ -211,8 +213,8 @@ def make_cells(extent: Extent, block_size: int, prefix_caching: bool = False) ->
     """All cells: prefills alone and together, long contexts and short ends of them, decode batches, mixtures, swaps."""
     new = _Maker(extent, block_size, prefix_caching)
     return [
-        *new.prompts(), *new.long_prompts(), *new.short_ends(), *new.several_prompts(), *new.decodes(), *new.mixtures(),
-        *new.swaps(),
+        *new.prompts(), *new.long_prompts(), *new.short_ends(), *new.several_prompts(), *new.decodes(), *new.ragged(),
+        *new.mixtures(), *new.swaps(),
     ]  # fmt: skip
 
 
@@ -308,23 +310,40 @@ class _Maker:
                     cell.step(decode=True)
                 yield cell
 
-    def mixtures(self) -> Iterator[Cell]:
-        """Chunks of a further prompt, then two prompts at once, beside batches that decode."""
+    def ragged(self) -> Iterator[Cell]:
+        """Batches of which each request has a context of its own, as in a run."""
         extent = self.extent
-        for batch in up_to(min(extent.max_batch, extent.max_cell_tokens), 4):
+        for batch in BATCHES:
+            longest = min(extent.max_context, 2 * extent.max_cell_tokens // (batch + 1))
+            if 1 < batch <= extent.max_batch and longest >= batch:
+                cell = self.cell("decode")
+                cell.build_up(cell.add(*(longest * (i + 1) // batch for i in range(batch))), extent.max_prefill)
+                for _ in range(DECODE_STEPS):
+                    cell.step(decode=True)
+                yield cell
+
+    def mixtures(self) -> Iterator[Cell]:
+        """What is left of prompts, then two prompts at once and the rest of one, beside batches that decode."""
+        extent, size = self.extent, self.block_size
+        for batch in (n for n in BATCHES if n <= min(extent.max_batch, extent.max_cell_tokens)):
             context = min(256, extent.max_context, extent.max_cell_tokens // batch)
+            found = self.prefix_caching and context >= size
+            context = context // size * size if found else context
             cell = self.cell("mixed")
-            cell.build_up(cell.add(*[context] * batch), extent.max_prefill)
+            cell.build_up(members := cell.add(*[context] * batch), extent.max_prefill)
             chunks = [1]
-            for tokens in (127, 16, 64, 200, 450):
-                if tokens <= extent.max_prefill and sum(chunks) + tokens <= extent.max_context:
+            for tokens in MIXED:
+                seen = context + tokens if found else sum(chunks) + tokens
+                if tokens <= extent.max_prefill and seen <= extent.max_context:
                     chunks.append(tokens)
-            (prompt,) = cell.add(sum(chunks))
+            (prompt,) = (members[0],) if found else cell.add(sum(chunks))
             for tokens in chunks:
                 cell.pause()
-                cell.step((prompt, tokens), decode=True)
-            if extent.max_prefill >= 64:
-                cell.step(*[(i, cell.prompts[i]) for i in cell.add(24, 40)], decode=True)
+                cell.step((cell.add_after(prompt, tokens) if found else prompt, tokens), decode=True)
+            if extent.max_prefill >= 88 and extent.max_context >= 104:
+                whole, cut = cell.add(24, 104)
+                cell.step((whole, 24), (cut, 64), decode=True)
+                cell.step((cut, 40), decode=True)
             yield cell
 
     def swaps(self) -> Iterator[Cell]:

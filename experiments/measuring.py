@@ -21,7 +21,6 @@ from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.record import Recorder
-from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
 
 MIN_PASSES = 2
@@ -38,16 +37,14 @@ class Measured(NamedTuple):
 
 
 class LastStep(Recorder):
-    """Remembers of a run what its last step was. `last`: tokens, requests, context, copied blocks."""
+    """Records as a run does, and remembers what its last step was. `last`: tokens, requests, context, copied blocks."""
 
     last: tuple[int, ...] = ()
 
     def step(self, index: int, repeat: int, now_ns: int, duration_ns: int, *figures: Any, **more: Any) -> None:
         prefill_tokens, decode_tokens, prefills, decodes, context = figures[:5]
         self.last = (prefill_tokens + decode_tokens, prefills + decodes, context, figures[9])
-
-    def request(self, request: EngineRequest) -> None:
-        pass
+        super().step(index, repeat, now_ns, duration_ns, *figures, **more)
 
 
 class Bench:

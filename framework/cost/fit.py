@@ -28,6 +28,8 @@ RATES = (
     "head_ns", "row_ns", "pair_ns", "key_ns", "decode_key_ns", "copy_ns", "copied_byte_ns",
 )  # fmt: skip
 """The fitted coefficients. The time of the weights is part of `step_ns`: one model cannot tell them apart."""
+LEAST_DEVIATION = 0.01
+"""Steps that are off by so little are never taken for disturbed ones."""
 COPY_RATES = ("idle_ns", "copy_ns", "copied_byte_ns")
 
 
@@ -237,7 +239,7 @@ def robust_rates(
         if np.max(np.abs(modelled / before - 1)) < 1e-4:
             break
         residuals = np.abs(durations / modelled - 1)
-        limit = k * max(1.4826 * float(np.median(residuals)), 1e-9)
+        limit = k * max(1.4826 * float(np.median(residuals)), LEAST_DEVIATION)
         weights = np.minimum(1.0, limit / np.maximum(residuals, 1e-300))
     return rates, float(np.mean(np.abs(np.log(durations / modelled))))
 

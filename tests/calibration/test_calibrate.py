@@ -145,7 +145,7 @@ def test_a_profile_of_measured_steps_drives_the_virtual_clock(
 def test_passes_end_with_their_time() -> None:
     lines: list[str] = []
     measured = run_grid(planted(PlantedExecutor(MACHINE)), EXTENT, passes=9, budget_s=0.0, say=lines.append)
-    steps = sum(len(cell.moves) for cell in make_cells(EXTENT, 16))
+    steps = sum(len(cell.moves) for cell in make_cells(EXTENT, 16, prefix_caching=True))
     assert len(measured) == 2 * steps
     assert lines[-1] == "2 of 9 passes: another would exceed calibrate.budget_s=0"
 
@@ -153,9 +153,9 @@ def test_passes_end_with_their_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_num_seqs": 8}, "calibrate.max_batch: the engine as it is set up admits 2 at most, found 8"),
+        ({"max_num_seqs": 16}, "calibrate.max_batch: the engine as it is set up admits 7 at most, found 8"),
         ({"max_model_len": 256}, "calibrate.max_context: the engine as it is set up admits 192 at most, found 400"),
-        ({"max_num_batched_tokens": 200}, "calibrate.max_prefill: the engine as it is set up admits 191 at most"),
+        ({"max_num_batched_tokens": 200}, "calibrate.max_prefill: the engine as it is set up admits 183 at most"),
         ({"num_blocks": 100}, "calibrate.max_cell_tokens: the engine as it is set up admits 800 at most, found 1024"),
     ],
 )
