@@ -7,13 +7,13 @@ of configuration groups, sweeps or trackers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.manifest import describe_run, write_manifest
 from schedlab.experiments.offered import Counted, Logged, offered
 from schedlab.experiments.progress import Quiet
@@ -74,9 +74,11 @@ class Experiment:
     def name(self) -> str:
         return "-".join(str(self.labels[key]) for key in ("policy", "workload", "seed"))
 
-    def run(self, out: Path | None = None, progress: Quiet | None = None) -> RunResult:
+    def run(
+        self, out: Path | None = None, progress: Quiet | None = None, between: Callable[[Engine], None] | None = None
+    ) -> RunResult:
         """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
-        can be read."""
+        can be read. `between` is called after every step."""
         clock, trace = self.engine.clock(self.clock), self.trace
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
@@ -85,7 +87,8 @@ class Experiment:
                     self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
                 )
                 shown.begin(offered(trace))
-                engine.run(self._after_steps(source, shown))
+                with settled_heap() if clock.measures else nullcontext():
+                    engine.run(self._after_steps(source, shown, between))
             counters = {**trace.provenance.counts, **source.lag_us()}
             return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
@@ -106,16 +109,20 @@ class Experiment:
             raise ConfigError("text: expected a model with a tokenizer (model.path=… or model=smollm2), found none")
         return Tokenizer(self.engine.path, self.engine.executor.vocab_size)
 
-    def _after_steps(self, source: Counted, shown: Quiet) -> Callable[[Engine], None] | None:
-        """What happens between steps: texts may end requests, and progress is shown; None if neither."""
+    def _after_steps(
+        self, source: Counted, shown: Quiet, between: Callable[[Engine], None] | None
+    ) -> Callable[[Engine], None] | None:
+        """What happens between steps: texts may end requests, and progress is shown; `between` alone if neither."""
         stop_strings = self._stop_strings()
         if stop_strings is None and not shown.shows:
-            return None
+            return between
 
         def after(engine: Engine) -> None:
             if stop_strings is not None:
                 stop_strings(engine)
             shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
+            if between is not None:
+                between(engine)
 
         return after
 

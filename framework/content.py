@@ -69,6 +69,16 @@ def extend_key(parent: bytes, value: bytes) -> bytes:
     return hashlib.blake2b(value, digest_size=16, key=parent).digest()
 
 
+def _extended(parent: bytes, values: Sequence[bytes]) -> bytes:
+    """`extend_key` of each value, joined; a keyed hash is cheaper to copy than to begin."""
+    begun, keys = hashlib.blake2b(digest_size=16, key=parent), []
+    for value in values:
+        h = begun.copy()
+        h.update(value)
+        keys.append(h.digest())
+    return b"".join(keys)
+
+
 def stream_tokens(key: bytes, start: int, stop: int, vocab_size: int) -> np.ndarray:
     """Tokens `start..stop` of the endless stream named by `key` (splitmix64 over key + position), int64."""
     return _scrambled(np.arange(start, stop, dtype=_U64) + _first_word(key), vocab_size)
@@ -140,7 +150,8 @@ class IdContent:
     def tokens(self, num_tokens: int, vocab_size: int) -> np.ndarray:
         scope = digest(b"id-tokens", b"%d" % self.seed, self.namespace.encode())
         needed = self.ids[: -(-num_tokens // self.width)]
-        words = np.array([_first_word(extend_key(scope, b"%d" % block_id)) for block_id in needed], dtype=_U64)
+        keys = _extended(scope, [b"%d" % block_id for block_id in needed])
+        words = np.frombuffer(keys, dtype="<u8")[::2].astype(_U64)  # the first half of each key
         places_IW = words[:, None] + np.arange(self.width, dtype=_U64)  # all streams at once: a step may wait for this
         tokens = _scrambled(places_IW.ravel()[:num_tokens], vocab_size)
         if len(tokens) == num_tokens:

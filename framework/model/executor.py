@@ -21,7 +21,7 @@ from schedlab.framework.model.backend import Backend, backend_for
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, KVCache
 from schedlab.framework.model.graphs import DecodeGraphs, Recorder
-from schedlab.framework.model.memory import available_bytes, readable
+from schedlab.framework.model.memory import available_bytes, keep_freed_memory, readable
 from schedlab.framework.model.phases import all_generated
 from schedlab.framework.model.sampling import sampling_tensors
 from schedlab.framework.model.stopwatch import stopwatch
@@ -41,10 +41,11 @@ class ModelExecutor:
     CPU all that lies between the products. `weight_dtype` (bf16, int8, int4) is another type for the weights: of
     integers, those of the layers' matrices, the rest then being read as bfloat16. `kernels`, for CPUs: "native" are the
     compiled ones, "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's
-    threads for the whole process. `sampling_seed` seeds requests that bring no seed. `batch_invariant`: the same bits
-    for a request in any batch and under any chunking, at a price in speed. `recorder`: how steps of decodes are
-    recorded, padded to a few sizes, to be replayed; None runs each as it comes. `max_model_len` bounds their block
-    tables. `weights` stand for `path` and `seed`, `backend` for the device's own. Durations are the device's.
+    threads for the whole process, as it sets what becomes of freed memory. `sampling_seed` seeds requests that bring no
+    seed. `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
+    `recorder`: how steps of decodes are recorded, padded to a few sizes, to be replayed; None runs each as it comes.
+    `max_model_len` bounds their block tables. `weights` stand for `path` and `seed`, `backend` for the device's own.
+    Durations are the device's.
     """
 
     needs_inputs = True
@@ -75,6 +76,7 @@ class ModelExecutor:
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
         torch.set_num_threads(num_threads)
+        keep_freed_memory()
         self.config = config
         self.vocab_size = config.vocab_size
         self.eos_token_ids = config.eos_token_ids
