@@ -171,11 +171,12 @@ def tracker_of(config: DictConfig, experiment: Experiment, directory: Path) -> T
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B shows beside the configuration, without nesting."""
+    """What W&B shows beside the configuration."""
     return {
         "git_sha": (manifest["git"] or {}).get("commit"),
         "git_dirty": (manifest["git"] or {}).get("dirty"),
         "schedlab_version": manifest["versions"]["schedlab"],
+        "versions": manifest["versions"],
         "policy_class": manifest["policy"]["class"],
         "policy_distribution": manifest["policy"]["distribution"],
         "trace_sha256": manifest["workload"]["sha256"],

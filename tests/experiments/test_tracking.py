@@ -114,7 +114,10 @@ def test_the_files_are_an_artifact_that_can_be_moved(sweep, tmp_path, home):
     sent = server.uploads
     for name in ("result.json", "manifest.json", "requests.jsonl.gz", "steps.jsonl.gz", "workload.jsonl.gz"):
         assert sent[name] == (moved / name).read_bytes()
-    assert json.loads(sent["requests.table.json"])["columns"][0] == "request_id"
+    table, requests = json.loads(sent["requests.table.json"]), read_run(moved).requests
+    assert table["nrows"] == len(table["data"]) == 12
+    for name, cells in zip(table["columns"], zip(*table["data"], strict=True), strict=True):
+        assert list(cells) == tracking.plain(list(requests[name]))
 
 
 def test_artifacts_are_staged_in_the_run_directory(sweep, home):
