@@ -100,7 +100,13 @@ def test_a_second_time_only_what_is_new_runs(schedlab, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [(("--policy", "no"), "--policy no"), (("--traffic", "no"), "--traffic no")]
+    ("words", "told"),
+    [
+        (("--policy", "no"), "--policy no"),
+        (("--traffic", "no"), "--traffic no"),
+        (("--n-jobs", "0"), "--n-jobs=0: expected 1 or more processes"),
+        (("--n-jobs", "-2"), "--n-jobs=-2: expected 1 or more processes"),
+    ],
 )
 def test_a_mistake_is_one_line(schedlab, words, told):
     done = schedlab("bench", *words)
