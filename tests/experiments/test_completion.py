@@ -85,7 +85,8 @@ def test_zsh_completes_what_is_typed(path, tmp_path):
     (tmp_path / "rows.csv").touch()
     shell = Typed(["zsh", "-f", "-i"], {**path, "TERM": "dumb"}, tmp_path)
     try:
-        shell.type('PS1="R""EADY>"; autoload -U compinit && compinit -u -D; eval "$(schedlab completion zsh)"\n', "READY>")
+        shell.type("autoload -U compinit && compinit -u -D\n", "")
+        shell.type('eval "$(schedlab completion zsh)"; PS1="R""EADY>"\n', "READY>")
         shell.type("schedlab run policy=fc\t", "policy=fcfs ")
         shell.type("\x15: && schedlab run policy=chunked_prefill policy.chu\t", "nk_size=")
         shell.type("\x15schedlab comp\t", "compare +completion")
