@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -122,12 +122,12 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in resolved.items()}
 
 
-def build(node: DictConfig | Mapping[str, Any], name: str) -> Any:
+def build(node: DictConfig | dict[str, Any], name: str) -> Any:
     """What `node._target_` names, made from its keys; a failure is one line that starts with `name`.
 
     `node` may be a part of a configuration or of what `resolve` made of one.
     """
-    keys: dict[str, Any] = resolve(node) if isinstance(node, DictConfig) else {**node}
+    keys = {**node} if isinstance(node, dict) else resolve(node)
     target = keys.pop("_target_", None)
     if not isinstance(target, str):
         raise ConfigError(f"{name}: expected a mapping with _target_, the class to use; found {sorted(keys)}")
@@ -189,7 +189,7 @@ def locate(target: str, name: str) -> Any:
         raise ConfigError(f"{name}._target_={target}: {flat(error)}") from error
 
 
-def build_optional(node: DictConfig | Mapping[str, Any] | None, name: str) -> Any:
+def build_optional(node: DictConfig | dict[str, Any] | None, name: str) -> Any:
     """None where the chosen option names no class."""
     return build(node, name) if node and "_target_" in node else None
 
