@@ -9,6 +9,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from schedlab.framework.errors import ConfigError
@@ -26,6 +27,7 @@ def check_arguments(name: str, values: Mapping[str, Any], target: Callable[..., 
             raise ConfigError(f"{name}.{key}: expected {spelled(hint)}, found {value!r}".lstrip("."))
 
 
+@lru_cache(maxsize=256)
 def parameter_types(target: Callable[..., Any]) -> dict[str, Any]:
     """Parameter types of a class or function; none where they cannot be resolved."""
     try:
