@@ -109,7 +109,7 @@ class Bench:
         return self.known[key]
 
     def _stages(self) -> dict[str, Any]:
-        names = ("max_tokens", "slo_classes", "preparation_s", "delivery_s")
+        names = ("max_tokens", "slo_classes")
         return {name: getattr(self.workload, name) for name in names}
 
     def first_rate(self) -> float:
@@ -334,7 +334,7 @@ def bench_of(config: DictConfig, options: Options) -> Bench:
     if slo is None or (slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None):
         raise ConfigError("capacity: expected an SLO class with a limit, found slo=none; choose one of conf/slo")
     return Bench(
-        policies=policies_of(config, options.policies),
+        policies=policies_of(config, options.policies, "capacity.policies"),
         workload=compose.build(config.workload, "workload"),
         make_engine=lambda: compose.build(config.engine, "engine"),
         slo=slo,

@@ -290,7 +290,7 @@ def setting_of(config: DictConfig, options: Options) -> Setting:
 
     roofline, hardware = calibrate.modelled(config, compose.build(config.engine, "engine"), "fidelity")
     return Setting(
-        policies=policies_of(config, options.policies),
+        policies=policies_of(config, options.policies, "fidelity.policies"),
         workload=compose.build(config.workload, "workload"),
         make_engine=lambda: compose.build(config.engine, "engine"),
         roofline=roofline,
@@ -302,13 +302,15 @@ def setting_of(config: DictConfig, options: Options) -> Setting:
     )
 
 
-def policies_of(config: DictConfig, names: list[str] | None) -> dict[str, Callable[[], Policy]]:
-    """Makers of the policies of these names with their default knobs; of the configured one if there are no names."""
+def policies_of(config: DictConfig, names: list[str] | None, key: str) -> dict[str, Callable[[], Policy]]:
+    """Makers of the policies that `key` names, with their default knobs; of the configured one if it names none."""
     from schedlab.experiments import compose
 
     def maker(whole: DictConfig) -> Callable[[], Policy]:
+        compose.build(whole.policy, "policy")  # a mistake in it is told before anything runs
         return lambda: compose.build(whole.policy, "policy")
 
     if names is None:
         return {compose.choices(["policy"]).get("policy", "policy"): maker(config)}
-    return {name: maker(compose.with_option(config, "policy", name)) for name in names}
+    with compose.blaming(key):
+        return {name: maker(compose.with_option(config, "policy", name)) for name in names}

@@ -50,9 +50,12 @@ def check_job(config: DictConfig) -> None:
     for name in settings.only or ():
         if name not in PROPERTIES:
             raise ConfigError(compose.no_such(f"check.only: {name} is no property", name, list(PROPERTIES), "the kit"))
+    make = maker(config.policy)
+    with compose.blaming("check.against"):
+        against = {name: maker(compose.compose([f"policy={name}"]).policy) for name in settings.against}
     report = check(
-        maker(config.policy),
-        against={name: maker(compose.compose([f"policy={name}"]).policy) for name in settings.against},
+        make,
+        against=against,
         seconds=settings.seconds,
         seed=config.seed,
         only=settings.only or tuple(PROPERTIES),

@@ -19,7 +19,6 @@ from schedlab.experiments.replicates import Question, questions
 from schedlab.experiments.statistics import Interval, holm, holm_intervals, interval, pairs_needed, sign_flip
 from schedlab.experiments.table import Comparison, Run
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS
 
 LEVEL = 0.95
 PRIMARY = "goodput/requests_per_s"
@@ -214,11 +213,6 @@ def compare_runs(
         notes.append("nothing to compare: the runs are of one variant")
     total = len(everything.complete)
     return Verdicts(primary, level, answers, judged, tuple(notes), total, everything)
-
-
-def check_metric(metric: str, option: str) -> None:
-    if metric not in SUMMARY_KEYS:
-        raise ConfigError(f"{option} {metric}: no such metric; there are {', '.join(SUMMARY_KEYS)}")
 
 
 # ---- one question ----
