@@ -30,6 +30,7 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import SLO
 from schedlab.framework.source import Source
+from schedlab.framework.stages import ClientView
 from schedlab.framework.tables import RunTables
 from schedlab.workloads.select import scale_time
 from schedlab.workloads.trace import Trace
@@ -141,11 +142,12 @@ class Setting:
     seed: int = 0
     slo: SLO | None = None
     clock: str = "auto"
+    observed_at: ClientView | None = None
 
     def run(self, policy: str, time_scale: float, engine: EngineSetup, clock: str) -> RunTables:
         return Experiment(
             policy=self.policies[policy](), workload=Scaled(self.workload, time_scale), engine=engine, seed=self.seed,
-            slo=self.slo, predictor=self.make_predictor(), clock=clock,
+            slo=self.slo, predictor=self.make_predictor(), clock=clock, observed_at=self.observed_at,
         ).run()  # fmt: skip
 
     def virtual(self, policy: str, time_scale: float, limits: EngineConfig, profile: Profile) -> dict[str, Any]:
@@ -154,6 +156,8 @@ class Setting:
 
     def decide_again(self, run: RunTables, policy: str, time_scale: float, limits: EngineConfig) -> Agreement:
         source = Scaled(self.workload, time_scale).source(limits.max_model_len, self.slo, self.seed)
+        if self.observed_at is not None:
+            source = self.observed_at.around(source, self.seed)
         executor, predictor = self.modelled(), self.make_predictor()
         return decide_again(run, self.policies[policy](), source, limits, executor, predictor)
 
@@ -287,7 +291,9 @@ def fidelity_job(config: DictConfig) -> None:
 
 def setting_of(config: DictConfig, options: Options) -> Setting:
     from schedlab.experiments import compose
+    from schedlab.experiments.checks import check_whole
 
+    check_whole(config.measure, "fidelity")
     roofline, hardware = calibrate.modelled(config, compose.build(config.engine, "engine"), "fidelity")
     return Setting(
         policies=policies_of(config, options.policies, "fidelity.policies"),
@@ -299,6 +305,7 @@ def setting_of(config: DictConfig, options: Options) -> Setting:
         seed=config.seed,
         slo=compose.build_optional(config.slo, "slo"),
         clock=config.clock,
+        observed_at=compose.build_optional(config.observed_at, "observed_at"),
     )
 
 
