@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.experiments.metrics import check_metric
 from schedlab.experiments.replicates import Question, questions
 from schedlab.experiments.statistics import Interval, holm, holm_intervals, interval, pairs_needed, sign_flip
 from schedlab.experiments.table import Comparison, Run
@@ -199,8 +200,9 @@ def compare_runs(
     a name that is none, and for directories without runs.
     """
     wanted = [Gate.parse(gate) for gate in gates]
-    for metric in (primary, *(metrics or ())):
-        check_metric(metric, "metric")
+    check_metric(primary, "--primary")
+    for metric in metrics or ():
+        check_metric(metric, "--metric")
     roots = list(dict.fromkeys(Path(directory) for directory in directories))
     found = {root: Comparison.read([root], required=True) for root in roots}
     runs = {root: comparison.runs for root, comparison in found.items()}

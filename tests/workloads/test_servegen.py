@@ -115,5 +115,5 @@ def test_times_without_activity_are_refused(tmp_path):
         ServeGen(clients=[client(tmp_path)], duration_s=600).load()
     with pytest.raises(ConfigError, match=r"needs workload\.clients"):
         ServeGen(clients=[])
-    with pytest.raises(ConfigError, match="workload.zero_lengths=drop, expected one of one, error"):
+    with pytest.raises(ConfigError, match=r"workload\.zero_lengths=drop, expected one of one, error"):
         ServeGen(clients=[client(tmp_path)], zero_lengths="drop")
