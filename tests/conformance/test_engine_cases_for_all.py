@@ -1,6 +1,6 @@
 """Known ways in which serving engines go wrong, tried on every policy that `policy=` offers.
 
-The engine's own part of them is in tests/framework/test_engine_cases.py.
+The engine's own part of them is in tests/framework/test_engine_*.py.
 """
 
 from dataclasses import replace
