@@ -9,7 +9,8 @@ MODEL ?= tiny
 FEWER := $(if $(filter smollm2,$(MODEL)),workload.max_requests=24)
 # Suites that must be processes of their own, for triton decides at import whether it interprets.
 SUITES := $(wildcard tests/kernels/interpreter tests/kernels/compile)
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+# Files in their order: by number of tests, the default, long files of few tests come last, and a worker is idle then.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Named here as well as in pyproject.toml: pip must see the range at once, or it may fetch the newest CUDA build.
 TORCH := "torch>=2.11,<2.14"
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
