@@ -102,7 +102,6 @@ def test_options_out_of_range(change):
         (("capacity", "capacity.policies=[fcfs,chunked]"), "capacity.policies: policy=chunked: no such option; did"),
         (("capacity", "capacity.policies=[custom]"), "capacity.policies: policy._target_ has no default"),
         (("fidelity", "fidelity.policies=[nosuch]", "engine=cpu"), "fidelity.policies: policy=nosuch: no such option"),
-        (("policy", "check", "check.against=[nosuch]"), "check.against: policy=nosuch: no such option; policy has"),
         (("capacity", "measure.start_s=5"), "measure.start_s: capacity scales the times"),
         (("fidelity", "measure.stop_s=5", "engine=cpu"), "measure.stop_s: fidelity scales the times"),
     ],
