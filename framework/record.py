@@ -342,6 +342,8 @@ class Recorder:
         if self._windowed:
             inside = self.measurement.inside(requests["arrival_ns"])
             outside, requests = int((~inside).sum()), requests[inside]
+            if outside and not len(requests):
+                raise ConfigError(f"measure: none of {outside:,} requests arrived {self.measurement.window}")
         run = Measured(
             requests=requests,
             slos=list(self._slos.values()),

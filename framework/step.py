@@ -210,7 +210,8 @@ class Step:
     def grant_decodes(self, requests: Iterable[Request] | None = None) -> list[Request]:
         """One token to each of `decoding` (or of `requests`, which must be decoding); returns those refused.
 
-        Never preempts. If budget or blocks do not suffice for all, they are given in order, one by one.
+        Never preempts. If budget or blocks do not suffice for all, they are given in order, one by one. Who was granted
+        in this step already, alone or in bulk, would be granted again: a PolicyError, as with `grant`.
         """
         if requests is not None:
             return [request for request in requests if not self.grant(self._decoding_only(request))]
@@ -221,7 +222,7 @@ class Step:
         needing = cohort.buckets[cohort.tick % cohort.block_size]
         short = needing and len(needing) > ledger.cache.num_free
         if short or decision.decodes or not self._open or len(members) > self._budget:
-            return [r for r in tuple(members) if r.step != self._index and not self.grant(r)]
+            return [r for r in tuple(members) if not self.grant(r)]
         if needing:
             ledger.grow(needing)
         decision.decodes_at = len(decision.prefills)

@@ -12,7 +12,7 @@ from itertools import takewhile
 from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, Step
 from schedlab.policies.preemption import Mode, preempt
-from schedlab.policies.victims import Rank, Victims, newest, strictly_worse
+from schedlab.policies.victims import Rank, Victims, newest
 
 
 def check_chunk(tokens: int) -> None:
@@ -188,15 +188,17 @@ def _worst_case(request: Request) -> int:
     return max(request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens, 0)
 
 
-def make_way(step: Step, head: Request, rank: Rank, mode: Mode = "recompute") -> bool:
-    """While `head` cannot be admitted, preempt running requests of strictly larger `rank`, the worst first.
+def make_way(step: Step, head: Request, victims: Victims, mode: Mode = "recompute") -> bool:
+    """While `head` cannot be admitted, preempt the next of `victims`, running requests that it may displace.
 
     To be called before anything is granted. Returns whether anybody was preempted.
     """
+    if admits(step, head):
+        return False
     preempted = False
-    for victim in strictly_worse(step, head, rank):
-        if admits(step, head):
-            break
+    for victim in victims(step, head):
         preempt(step, victim, mode)
         preempted = True
+        if admits(step, head):
+            break
     return preempted
