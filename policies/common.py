@@ -144,7 +144,9 @@ def ranked_step(
     mode: Mode = "recompute",
     victims: Victims = newest,
 ) -> bool:
-    """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it."""
+    """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it. The
+    first waiting one that does not fit ends admission, and so does a running one that finds no block free.
+    """
     before = step.token_budget
     admitting = undisturbed = decode_all(step, mode, chunk_size, victims)
     left = room = min(chunk_size, before) - (before - step.token_budget)
@@ -156,7 +158,7 @@ def ranked_step(
             admitting = admitting and step.fits(request) > 0
             left -= continue_prefill(step, request, left, mode, victims)
         elif request not in prompts:  # nor preempted in this step
-            admitting = admits(step, request)
+            admitting = admitting and admits(step, request)
             left -= step.grant(request, left).tokens if admitting else 0
     return undisturbed and left == room
 
@@ -178,7 +180,7 @@ def reserve(step: Step, order: Iterable[Request]) -> Iterator[Request]:
 
 def _worst_case(request: Request) -> int:
     """Tokens still to compute if `request` generates `max_tokens`, the last of which is never computed."""
-    return max(request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens, 0)
+    return request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
 
 
 def make_way(step: Step, head: Request, rank: Rank, mode: Mode = "recompute") -> bool:

@@ -54,7 +54,12 @@ PROPERTIES = (*BEHAVIOUR, "hold", "gap", "cache", "waiting")
 KIT_S, PATIENCE = 60.0, 10.0
 """Seconds that the kit may take, and that a test may take beyond ten times what it takes on the original."""
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("tests/framework/test_*polic*.py", "tests/framework/test_kv_decisions.py", "tests/conformance/test_*_all.py")
+TESTS = (
+    "tests/framework/test_*_polic*.py", "tests/framework/test_policies.py", "tests/framework/test_policy_helpers.py",
+    "tests/framework/test_kv_decisions.py", "tests/conformance/test_engine_cases_for_all.py",
+)  # fmt: skip
+FIRST = "test_reference_policies"
+"""Tried before other tests that have killed as many."""
 REASONS = Path(__file__).with_name("policy_mutants.yaml")
 RESULTS = Path(__file__).parent / "results/policy_mutants.md"
 
@@ -218,7 +223,7 @@ class Survey:
 
     def _objection(self, mutant: Mutant, items: Sequence[pytest.Item], makes: Sequence[Make]) -> str | None:
         """What kills the mutant first; None if nothing does."""
-        order = sorted(items, key=lambda item: (-self._kills[item.nodeid], self._seconds[item.nodeid]))
+        order = sorted(items, key=lambda i: (-self._kills[i.nodeid], FIRST not in i.nodeid, self._seconds[i.nodeid]))
         names = [*(item.nodeid for item in order), *(["kit"] * len(makes)), "the end"]
 
         def tried() -> Iterator[Ran]:
@@ -285,11 +290,12 @@ def _send(pipe: Any, tried: Callable[[], Iterator[Ran]]) -> None:
 
 
 def _pointed(items: Sequence[pytest.Item], module: ModuleType) -> list[pytest.Item]:
-    """Tests that name the policy or its class, or speak of all; for what policies share, every test."""
+    """Tests that name what the module defines; for what policies share, every test of their decisions."""
     name = module.__name__.rpartition(".")[2]
-    classes = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    words = ("EVERY", name, *classes)
-    return [item for item in items if name in HELPERS or any(word in _text(item) for word in words)]
+    words = [name, *(key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)]
+    if name in HELPERS:
+        return [item for item in items if item.path.name != "test_engine_cases_for_all.py"]
+    return [item for item in items if any(word in _text(item) for word in words)]
 
 
 def _text(item: pytest.Item) -> str:

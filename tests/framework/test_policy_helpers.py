@@ -1,0 +1,210 @@
+"""What policies share, on its own: queues against sorting, who goes first when overdue, making room, and holding."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+from four import ESTIMATOR, EVERY
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import MS, JumpingExecutor, Script, checked, grants, lab, named
+
+from schedlab.framework.cost.estimator import LinearEstimator
+from schedlab.framework.testing.harness import Spec, run
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+from schedlab.policies.common import decode_all
+from schedlab.policies.edf import EDF
+from schedlab.policies.fcfs import FCFS
+from schedlab.policies.preemption import cheaper
+from schedlab.policies.ranking import RankedQueue, overdue_first
+from schedlab.policies.sjf import work_left
+
+# -- orders -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Waiter:
+    number: int
+    rank: int = 0
+    state: str = "waiting"
+
+
+class Crowd:
+    """Requests that come, are ranked anew, run, come back and end, and a queue that is told of each change once."""
+
+    def __init__(self, dice):
+        self.dice, self.numbers = dice, itertools.count()
+        self.there, self.changed = [], []
+        self.queue = RankedQueue(lambda step, request: request.rank)
+
+    def waiting(self):
+        return [request for request in self.there if request.state == "waiting"]
+
+    def move(self):
+        for _ in range(self.dice.randint(0, 4)):
+            self.there.append(Waiter(next(self.numbers), self.dice.randint(0, 5)))
+            self.changed.append(self.there[-1])
+        for request in self.there:
+            if request.state == "running" and self.dice.random() < 0.3:
+                request.state = "waiting"
+                self.changed.append(request)
+            if request.state == "waiting" and self.dice.random() < 0.2:
+                request.rank = self.dice.randint(0, 5)
+                self.changed.append(request)
+            if self.dice.random() < 0.1:
+                request.state = "finished"
+        self.there = [request for request in self.there if request.state != "finished"]
+
+    def walk(self):
+        """Take some of the best, all of which run then; they must be those that sorting finds."""
+        changed = [r for r in sorted(dict.fromkeys(self.changed), key=lambda r: r.number) if r.state == "waiting"]
+        self.changed = []
+        expected = sorted(self.waiting(), key=lambda request: (request.rank, request.number))
+        count = self.dice.randint(0, len(expected))
+        found = list(itertools.islice(self.queue.best_first(SimpleNamespace(cache_changed=changed)), count))
+        assert found == expected[:count]
+        assert [self.queue.rank_of(request) for request in found] == [request.rank for request in found]
+        for request in found[: self.dice.randint(0, 2)]:
+            request.state = "running"
+
+
+@given(st.integers(0, 2**32))
+def test_a_ranked_queue_walks_like_a_sort(seed):
+    crowd = Crowd(Random(seed))
+    for _ in range(30):
+        crowd.move()
+        crowd.walk()
+
+
+def test_a_ranked_queue_forgets_who_has_ended():
+    """Ten thousand pass through, five at a time: it keeps a bounded number, and equals in the order of their arrival."""
+    queue, there, most = RankedQueue(lambda step, request: 0), [], 0
+    for i in range(10_000):
+        there.append(Waiter(i))
+        assert list(queue.best_first(SimpleNamespace(cache_changed=there[-1:]))) == there
+        most = max(most, len(queue._places))
+        if len(there) == 5:
+            there.pop(0).state = "finished"
+    assert most <= 1100
+
+
+def test_a_ranked_queue_with_a_crowd_of_the_living_is_not_searched_for_the_dead_in_every_step():
+    """Three thousand wait: each arrival must not count them all again."""
+    queue = RankedQueue(lambda step, request: 0)
+    looks = Counter()
+
+    class Watched(Waiter):
+        def __getattribute__(self, name):
+            looks[name] += 1
+            return super().__getattribute__(name)
+
+    there = [Watched(i) for i in range(3000)]
+    queue.best_first(SimpleNamespace(cache_changed=there))
+    looks.clear()
+    for i in range(100):
+        queue.best_first(SimpleNamespace(cache_changed=[Waiter(3000 + i)]))
+    assert looks["state"] <= 2 * len(there)
+
+
+waits = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=8)
+
+
+@given(waits, st.integers(0, 4))
+def test_the_overdue_go_first_and_nobody_is_lost(arrivals_and_ranks, patience):
+    """Who became visible late stands behind others that arrived after it, and is nevertheless passed over by nobody."""
+    waiting = [SimpleNamespace(arrival_s=float(at), rank=rank) for at, rank in arrivals_and_ranks]
+    waiting = [SimpleNamespace(**vars(w), number=i) for i, w in enumerate(waiting)]
+    hashable = [Overdue(w.number, w.arrival_s, w.rank) for w in waiting]
+    step = SimpleNamespace(now=6.0, waiting=hashable)
+    order = sorted(hashable, key=lambda request: (request.rank, request.number))
+    found = list(overdue_first(step, order, float(patience)))
+    ahead = list(itertools.takewhile(lambda request: 6.0 - request.arrival_s >= patience, hashable))
+    assert found == ahead + [request for request in order if request not in ahead]
+
+
+@dataclass(frozen=True)
+class Overdue:
+    number: int
+    arrival_s: float
+    rank: int
+
+
+def test_without_a_prediction_an_answer_counts_as_max_tokens():
+    it = Spec("it", 0, 10, 7, live=True).request()
+    step = SimpleNamespace(cached_tokens=lambda request: 4)
+    assert work_left(step, it) == 6 + 7
+    it._predicted, it._tokens = 3, 12
+    assert work_left(step, it, 2.0) == 8 + 2 * 1
+    it._tokens = 15
+    assert work_left(step, it) == 11, "more than predicted is no negative work"
+
+
+# -- making room ------------------------------------------------------------------------------------------------------
+
+
+def test_who_lacks_budget_is_not_thrown_out_for_it():
+    """p1's chunk leaves a budget of one for two decodes."""
+
+    def move(step):
+        assert step.grant(named(step)["p1"], 5)
+        assert not decode_all(step), "d2 got none"
+        assert [r.request_id for r in step.decoding if r.state == "running"] == ["d1", "d2"]
+
+    checked(populated_with_six(move))
+
+
+def populated_with_six(move):
+    trace = [Spec(name, 0, 2, 8) for name in ("d1", "d2")] + [Spec("p1", 0, 12, 4)]
+    made = lab(Script(grants(d1=None, d2=None), grants(p1=4), move), trace, max_num_batched_tokens=6)
+    made.step(2)
+    return made
+
+
+def test_a_prompt_that_throws_somebody_out_lets_nobody_in_behind_it():
+    """6 blocks of 4. p throws v out for its last chunk, and w, whose deadline is between theirs, waits for one step."""
+    trace = [Spec("v", 0, 10, 12, deadline_ns=900 * MS), Spec("p", 3 * MS, 12, 6, deadline_ns=10 * MS)]
+    trace += [Spec("w", 5 * MS, 4, 3, deadline_ns=500 * MS)]
+    outcome = run(EDF(chunk_size=8), trace, num_blocks=6, executor=JumpingExecutor())
+    rows = zip(outcome.tables.decisions["preempted"], outcome.tables.decisions["grants"], strict=True)
+    thrown = [(preempted, [who for who, _ in granted]) for preempted, granted in rows if len(preempted)]
+    assert [victims[0][0] for victims, _ in thrown] == ["v"] and thrown[0][1] == ["p"]
+
+
+@pytest.mark.parametrize("copy, mode", [(0.5, "recompute"), (0.49, "swap"), (0.51, "recompute")])
+def test_a_draw_between_copying_and_computing_is_computed(copy, mode):
+    estimator = LinearEstimator(step=0.0, token=1.0, copied_token=copy)
+    victim = SimpleNamespace(num_computed_tokens=64)
+    assert cheaper(estimator)(victim) == mode
+
+
+def test_an_estimator_that_is_never_asked_makes_no_difference():
+    assert FCFS(preempt_mode="swap", estimator=ESTIMATOR) == FCFS(preempt_mode="swap")
+    assert FCFS(preempt_mode="auto", estimator=ESTIMATOR).estimator is ESTIMATOR
+
+
+# -- holding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_quiet_engine_is_left_alone(name):
+    """Three answers of different lengths and nobody waits: a policy is asked when somebody ends, and hardly ever else."""
+    policy = EVERY[name]()
+    calls = []
+    schedule = policy.schedule
+    policy.schedule = lambda step: (calls.append(step.now), schedule(step))[1]
+    run(policy, [Spec(f"r{i}", 0, 3, 20 * (i + 1)) for i in range(3)], executor=JumpingExecutor())
+    assert len(calls) <= 12
+
+
+def test_decodes_that_fill_the_chunk_are_left_alone():
+    """Four decode with a chunk of four: nobody is left out, so the decision stands although a fifth waits."""
+    policy = ChunkedPrefill(chunk_size=4)
+    calls = []
+    schedule = policy.schedule
+    policy.schedule = lambda step: (calls.append(step.now), schedule(step))[1]
+    trace = [Spec(f"r{i}", 0, 1, 40) for i in range(4)] + [Spec("late", 10 * MS, 8, 1)]
+    run(policy, trace, executor=JumpingExecutor(), num_blocks=200)
+    assert len(calls) <= 12
