@@ -66,7 +66,9 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     counts as well.
     """
     needed = step.blocks_needed(request, request.num_tokens - step.cached_tokens(request))
-    spare = max(spare_blocks if spare_blocks and step.running else 0, step.watermark_blocks)
+    spare = step.watermark_blocks
+    if spare_blocks and step.running:
+        spare = max(spare, spare_blocks)
     return needed + spare <= step.free_blocks
 
 
@@ -155,11 +157,12 @@ def ranked_step(
         if not left:
             break
         if request.state == "running":
-            admitting = admitting and step.fits(request) > 0
+            admitting = admitting and bool(step.fits(request))
             left -= continue_prefill(step, request, left, mode, victims)
-        elif request not in prompts:  # nor preempted in this step
-            admitting = admitting and admits(step, request)
-            left -= step.grant(request, left).tokens if admitting else 0
+        elif admitting and request not in prompts:  # nor preempted in this step
+            admitting = admits(step, request)
+            if admitting:
+                left -= step.grant(request, left).tokens
     return undisturbed and left == room
 
 

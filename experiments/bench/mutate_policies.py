@@ -1,9 +1,9 @@
 """Changes one comparison or one number of a policy at a time and asks whether any test objects.
 
 `python -m schedlab.experiments.bench.mutate_policies fcfs common`; all of them without names. Tests that speak of the
-policy object first, those that killed most so far before all others, then the conformance kit. What nothing kills must
-have a reason in `policy_mutants.yaml`, or the program ends with 1. Needs the repository's tests. Each mutant runs in a
-process of its own, forked when the tests are collected.
+policy object first, those that killed most so far before all others, then the conformance kit. What nothing kills must have a
+reason in `policy_mutants.yaml`, or the program ends with 1; what has one is tried with `--explained` only. Needs the
+repository's tests. Each mutant runs in a process of its own, forked when the tests are collected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,9 +25,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
-import yaml
 from _pytest.runner import runtestprotocol
 from hypothesis import Phase, settings
+from omegaconf import OmegaConf
 
 from schedlab.experiments.compose import compose
 from schedlab.experiments.policy import maker, options
@@ -41,7 +41,7 @@ FLIPS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
 }  # fmt: skip
 """The edge moved, and the opposite."""
 HELPERS = ("common", "preemption", "ranking", "victims")
-"""Modules of policies that define none; all tests speak of them, and the kit tries them through these policies."""
+"""Modules of policies that define none; the kit tries them through these policies."""
 THROUGH = ("chunked_prefill", "priority")
 KNOBS = {
     "chunked_prefill": ["policy.chunk_size=12"],
@@ -60,6 +60,8 @@ TESTS = (
 )  # fmt: skip
 FIRST = "test_reference_policies"
 """Tried before other tests that have killed as many."""
+DECISIONS = ("test_reference_policies.py", "test_policy_helpers.py", "test_kv_decisions.py")
+"""What helpers are tried on."""
 REASONS = Path(__file__).with_name("policy_mutants.yaml")
 RESULTS = Path(__file__).parent / "results/policy_mutants.md"
 
@@ -92,7 +94,7 @@ class Fate:
 
 
 def mutants(module: ModuleType) -> Iterator[Mutant]:
-    """Every comparison of the module's functions moved at its edge and turned round, every whole number moved by one."""
+    """Comparisons of the module's functions, each moved at its edge and turned round; whole numbers, moved by one."""
     tree = ast.parse(inspect.getsource(module))
     for path, function, node in _walk(tree):
         for change in _changes(node):
@@ -168,7 +170,7 @@ def install(mutant: Mutant) -> None:
     names: dict[str, Any] = {"__name__": mutant.module, "__file__": module.__file__}
     exec(compile(mutant.tree, str(module.__file__), "exec", dont_inherit=True), names)
     for name, value in vars(module).items():
-        if getattr(value, "__module__", None) == mutant.module:
+        if _is_of(value, mutant.module):
             _take_code(value, names[name])
 
 
@@ -176,7 +178,7 @@ def _take_code(ours: Any, theirs: Any) -> None:
     if isinstance(ours, property):
         _take_code(ours.fget, theirs.fget)
     elif isinstance(ours, FunctionType):
-        ours.__code__ = theirs.__code__
+        ours.__code__, ours.__defaults__ = theirs.__code__, theirs.__defaults__
     elif inspect.isclass(ours):
         for name, value in vars(ours).items():
             if isinstance(value, property) or (
@@ -191,8 +193,9 @@ def _take_code(ours: Any, theirs: Any) -> None:
 class Survey:
     """A plugin of pytest that tries mutants on the collected tests instead of running these."""
 
-    def __init__(self, names: Sequence[str], show: Callable[[Fate], object]) -> None:
+    def __init__(self, names: Sequence[str], show: Callable[[Fate], object], passed_over: Collection[str]) -> None:
         self.names = names
+        self.passed_over = passed_over
         self.fates: list[Fate] = []
         self._show = show
         self._kills: Counter[str] = Counter()
@@ -210,7 +213,8 @@ class Survey:
             items, makes = _pointed(session.items, module), policies_of(module.__name__)
             self._time([item for item in items if item.nodeid not in self._seconds])
             for mutant in mutants(module):
-                self.fates.append(Fate(mutant, self._objection(mutant, items, makes)))
+                known = mutant.key in self.passed_over
+                self.fates.append(Fate(mutant, None if known else self._objection(mutant, items, makes)))
                 self._show(self.fates[-1])
         return True
 
@@ -290,12 +294,16 @@ def _send(pipe: Any, tried: Callable[[], Iterator[Ran]]) -> None:
 
 
 def _pointed(items: Sequence[pytest.Item], module: ModuleType) -> list[pytest.Item]:
-    """Tests that name what the module defines; for what policies share, every test of their decisions."""
+    """Tests that name what the module defines; for what policies share, those of every policy's decisions."""
     name = module.__name__.rpartition(".")[2]
-    words = [name, *(key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)]
+    words = [name, *(key for key, value in vars(module).items() if _is_of(value, module.__name__))]
     if name in HELPERS:
-        return [item for item in items if item.path.name != "test_engine_cases_for_all.py"]
+        return [item for item in items if item.path.name in DECISIONS]
     return [item for item in items if any(word in _text(item) for word in words)]
+
+
+def _is_of(value: Any, module: str) -> bool:
+    return getattr(value, "__module__", None) == module
 
 
 def _text(item: pytest.Item) -> str:
@@ -319,11 +327,13 @@ def modules(names: Sequence[str]) -> list[ModuleType]:
     return [import_module(f"schedlab.policies.{name}") for name in names or everything]
 
 
-def survey(names: Sequence[str], show: Callable[[Fate], object] = lambda fate: None) -> list[Fate]:
-    """The fate of every mutant of the named modules."""
+def survey(
+    names: Sequence[str], show: Callable[[Fate], object] = lambda fate: None, passed_over: Collection[str] = ()
+) -> list[Fate]:
+    """The fate of every mutant of the named modules; those of the keys `passed_over` survive untried."""
     files = sorted(str(path) for pattern in TESTS for path in ROOT.glob(pattern))
     assert files, f"the repository's tests are not at {ROOT}"
-    plugin = Survey(names, show)
+    plugin = Survey(names, show, passed_over)
     words = ["-qq", "-s", "-n0", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files]
     ended = pytest.main(words, plugins=[plugin])
     if ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -342,8 +352,8 @@ def table(fates: Sequence[Fate], reasons: dict[str, str]) -> str:
     return "\n".join(
         [
             "# Mutants of the policies", "",
-            "Every comparison of `policies/` moved at its edge and turned round, every whole number moved by one, one at",
-            "a time. Written by `python -m schedlab.experiments.bench.mutate_policies`.", "",
+            "Comparisons of `policies/` moved at their edges and turned round, whole numbers moved by one.",
+            "Written by `python -m schedlab.experiments.bench.mutate_policies`.", "",
             "| module | mutants | killed |", "|---|---|---|", *rows,
             f"| **all** | {total.total()} | {killed.total()} |", "",
             "## Survivors", "", "| mutant | why it makes no difference |", "|---|---|", *lives, "",
@@ -360,10 +370,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, help=f"where the table goes (default, for all modules: {RESULTS.name})")
+    parser.add_argument("--explained", action="store_true", help="try those that have a reason to survive, too")
     words = parser.parse_args()
-    reasons = yaml.safe_load(REASONS.read_text()) or {}
+    reasons = {str(key): str(reason) for key, reason in OmegaConf.load(REASONS).items()}
     started = time.monotonic()
-    fates = survey(words.names, lambda f: print(f"{f.mutant.key}   {f.killed or 'SURVIVES'}", flush=True))
+    passed_over = [] if words.explained else list(reasons)
+    fates = survey(words.names, lambda f: print(f"{f.mutant.key}   {f.killed or 'SURVIVES'}", flush=True), passed_over)
     survivors = [fate.mutant.key for fate in fates if fate.killed is None]
     print(f"\n{len(fates)} mutants, {len(survivors)} survive; {time.monotonic() - started:.0f} s")
     for key in survivors:

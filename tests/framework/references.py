@@ -81,8 +81,10 @@ def decode(step, knobs, line, limit=10**9):
     left_out = len(step.decoding) > limit
     lacking = [r for r in (asked[:limit] if left_out else asked) if not step.grant(r)]
     for request in lacking:
-        if request.state == "running" and step.token_budget and not insist(
-            step, knobs, request, 1, line(step, request)
+        if (
+            request.state == "running"
+            and step.token_budget
+            and not insist(step, knobs, request, 1, line(step, request))
         ):
             throw_out(step, knobs, request)
     return not left_out and not lacking

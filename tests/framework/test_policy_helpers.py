@@ -17,6 +17,7 @@ from schedlab.framework.testing.harness import Spec, run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.common import decode_all
 from schedlab.policies.edf import EDF
+from schedlab.policies.fair import Account, Fair
 from schedlab.policies.fcfs import FCFS
 from schedlab.policies.preemption import cheaper
 from schedlab.policies.ranking import RankedQueue, overdue_first
@@ -79,16 +80,31 @@ def test_a_ranked_queue_walks_like_a_sort(seed):
         crowd.walk()
 
 
-def test_a_ranked_queue_forgets_who_has_ended():
-    """Ten thousand pass through, five at a time: it keeps a bounded number, and equals in the order of their arrival."""
-    queue, there, most = RankedQueue(lambda step, request: 0), [], 0
-    for i in range(10_000):
+def told(queue, *changed):
+    """The whole walk after these requests have changed."""
+    return list(queue.best_first(SimpleNamespace(cache_changed=changed)))
+
+
+def test_a_ranked_queue_forgets_who_has_ended_and_nobody_else():
+    """Two thousand live at once, more than it looks at lightly, and end; then ten thousand pass through, five at a time.
+
+    It keeps few of them, and equals in the order of their arrival, whoever ran or was ranked anew in between.
+    """
+    queue, there = RankedQueue(lambda step, request: 0), [Waiter(i) for i in range(2000)]
+    told(queue, *there)
+    there[7].state = "running"
+    assert told(queue, there[5]) == there[:7] + there[8:]
+    there[7].state = "waiting"
+    assert told(queue, there[7], there[2]) == there
+    for request in there:
+        request.state = "finished"
+    there = []
+    for i in range(2000, 12_000):
         there.append(Waiter(i))
-        assert list(queue.best_first(SimpleNamespace(cache_changed=there[-1:]))) == there
-        most = max(most, len(queue._places))
+        assert told(queue, there[-1]) == there
         if len(there) == 5:
             there.pop(0).state = "finished"
-    assert most <= 1100
+    assert len(queue._places) <= 1100
 
 
 def test_a_ranked_queue_with_a_crowd_of_the_living_is_not_searched_for_the_dead_in_every_step():
@@ -130,6 +146,28 @@ class Overdue:
     number: int
     arrival_s: float
     rank: int
+
+
+who_waits = st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(1, 4)), max_size=8)
+
+
+@given(who_waits, st.lists(st.integers(0, 8), min_size=3, max_size=3), st.sampled_from([0.5, 1.0]))
+def test_fair_takes_turns_by_what_each_client_would_have_had(waiting, lifts, weight):
+    """Counters that differ by halves; a resumed request is charged nothing, any other its uncached prompt."""
+    policy = Fair(input_weight=weight)
+    policy._accounts = {client: Account(lift=lift / 2) for client, lift in zip("abc", lifts, strict=True)}
+    there = [SimpleNamespace(client=c, num_preemptions=int(again), num_tokens=n) for c, again, n in waiting]
+    found = list(policy._least_served_first(SimpleNamespace(waiting=there, cached_tokens=lambda request: 0)))
+    counters = {client: lift / 2 for client, lift in zip("abc", lifts, strict=True)}
+    places = list(dict.fromkeys(request.client for request in there))
+    taken = set()
+    for request in found:
+        left = [other for other in there if id(other) not in taken]
+        client = min({other.client for other in left}, key=lambda c: (counters[c], places.index(c)))
+        assert request is next(other for other in left if other.client == client)
+        counters[client] += 0 if request.num_preemptions else weight * request.num_tokens
+        taken.add(id(request))
+    assert len(found) == len(there)
 
 
 def test_without_a_prediction_an_answer_counts_as_max_tokens():
@@ -190,7 +228,7 @@ def test_an_estimator_that_is_never_asked_makes_no_difference():
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_quiet_engine_is_left_alone(name):
-    """Three answers of different lengths and nobody waits: a policy is asked when somebody ends, and hardly ever else."""
+    """Three answers of different lengths and nobody waits: a policy is asked when somebody ends and hardly else."""
     policy = EVERY[name]()
     calls = []
     schedule = policy.schedule

@@ -1,4 +1,4 @@
-"""Every policy against a second one written from its docstring, on dense random traces with knobs and engines that bite.
+"""Every policy against a second one written from its docstring, on dense random traces, with knobs that bite.
 
 The policy holds where it may and the reference is asked at every step, so a hold that lasts too long shows as well.
 """
@@ -120,8 +120,8 @@ MAKERS = {
 
 def decided(outcome):
     """Rows of decisions: victims with modes, grants, decodes, times in a row."""
-    columns = outcome.tables.decisions
-    return [repr(row) for row in zip(*(columns[key] for key in ("preempted", "grants", "decodes", "repeat")), strict=True)]
+    columns = [outcome.tables.decisions[key] for key in ("preempted", "grants", "decodes", "repeat")]
+    return [repr(row) for row in zip(*columns, strict=True)]
 
 
 @pytest.mark.parametrize("name", MAKERS)
