@@ -303,10 +303,10 @@ def slo_aware(step, knobs, line):
         late = sorted((r for r in starts if starts[r] < now), key=lambda r: r.arrival_s)
         return patient_first(step, [*in_time, *late], knobs.patience_s)
 
-    mixed(step, knobs, order, _bearable(step, knobs), line)
+    mixed(step, knobs, order, bearable(step, knobs), line)
 
 
-def _bearable(step, knobs):
+def bearable(step, knobs):
     """The largest step that meets every `tpot_s` of those that decode, tried one size after another."""
     limits = [r.slo.tpot_s for r in step.decoding if r.slo is not None and r.slo.tpot_s is not None]
     if not limits or not (step.waiting or step.prefilling):
@@ -314,11 +314,8 @@ def _bearable(step, knobs):
     decodes, context = len(step.decoding), sum(r.num_tokens for r in step.decoding)
     start = next((r.num_computed_tokens for r in step.prefilling), 0)
     most = min(knobs.chunk_size, step.token_budget) - decodes
-    if most <= knobs.min_chunk:
-        return knobs.chunk_size
-    sizes = range(knobs.min_chunk + 1, most + 1)
-    fine = [n for n in sizes if knobs.estimator.step_s(n, start, decodes, context) <= min(limits)]
-    return decodes + max(fine, default=knobs.min_chunk)
+    fine = [n for n in range(1, most + 1) if knobs.estimator.step_s(n, start, decodes, context) <= min(limits)]
+    return decodes + min(max([*fine, knobs.min_chunk]), most)
 
 
 class StaticBatching:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import MS, PART, JumpingExecutor, lab, log, order_of
 
+from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.policy import Policy, Preempted
 from schedlab.framework.predictors import OraclePredictor
 from schedlab.framework.request import SLO, EngineRequest
@@ -171,6 +172,14 @@ def test_slo_aware_takes_the_least_slack_first_and_the_late_last():
     slacks = [("late", 1), ("loose", 500), ("tight", 60), ("none", None), ("middle", 200)]
     trace = [request("first", 0, 8, 10), *[request(n, MS, 8, 10, slo=objective(ttft)) for n, ttft in slacks]]
     assert order_of(SLOAware(ESTIMATOR), trace) == ["first", "tight", "middle", "loose", "none", "late"]
+
+
+def test_slo_aware_gives_nobody_up_at_the_last_moment():
+    """Steps that take no time by the estimate: at 5 ms 'edge' can still be served in time, a nanosecond later not."""
+    for ttft_ms, order in ((4, ["first", "edge", "none"]), (3.999999, ["first", "none", "edge"])):
+        trace = [request("first", 0, 8, 5), request("none", MS, 8, 2)]
+        trace.append(request("edge", MS, 8, 2, slo=objective(ttft_ms)))
+        assert order_of(SLOAware(LinearEstimator(0.0, 0.0)), trace) == order
 
 
 def test_slo_aware_counts_the_time_that_a_prompt_takes():
@@ -383,6 +392,11 @@ def test_orca_mixes_whole_prompts_with_decodes():
     trace = [live("a", 0, 6, 6), live("b", MS, 10, 3), live("c", MS, 8, 2)]
     assert log(Orca(), trace)[:3] == [([("a", 0, 6)], []), ([("b", 0, 10)], ["a"]), ([("c", 0, 8)], ["a", "b"])]
     assert log(FCFS(), trace)[1] == ([("b", 0, 10)], []), "fcfs never mixes"
+
+
+def test_orca_waits_for_a_step_of_its_own_with_a_prompt_of_the_whole_budget():
+    steps = log(Orca(), [live("a", 0, 6, 4), live("b", MS, 16, 2)])
+    assert [prefills for prefills, _ in steps if prefills] == [[("a", 0, 6)], [("b", 0, 16)]]
 
 
 @PART

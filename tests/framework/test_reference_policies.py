@@ -5,10 +5,12 @@ The policy holds where it may and the reference is asked at every step, so a hol
 
 from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
-from references import Reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from references import Reference, bearable
 from scripted import MS, JumpingExecutor
 
 from schedlab.framework.request import SLO
@@ -44,31 +46,32 @@ class Uneven:
 
 def objective(dice):
     limits = [dice.choice([None, None, ms / 1000]) for ms in (dice.randint(1, 60), dice.randint(11, 25) / 10, 40)]
-    return dice.choice([None, SLO(f"{limits}", *limits)])
+    return dice.choice([None, SLO(f"{limits}", *limits), SLO(f"{limits}", *limits)])
 
 
 def crowd(dice):
     """Requests that queue, share prefixes, come back to sessions and outgrow the pool."""
-    trace, now = [], 0
+    trace, now, prompts, outputs = [], 0, dice.choice([12, 50]), dice.choice([12, 40])
     for i in range(dice.randint(4, 16)):
         now += dice.choice([0, 0, 0, 1, 2, 5, 20]) * MS
-        prompt, shared = dice.randint(1, 50), dice.randint(0, 8)
+        prompt, shared = dice.randint(1, prompts), dice.randint(0, 8)
         ids = tuple(k if k < shared else 100 * (i % 3 + 1) + k for k in range(-(-prompt // 4)))
         deadline = dice.choice([None, now + dice.randint(1, 80) * MS])
         more = {"priority": dice.randint(0, 2), "client": dice.choice("abc"), "slo": objective(dice)}
         abort = now + dice.randint(0, 60) * MS if dice.random() < 0.1 else None
         more |= {"live": dice.random() < 0.3, "deadline_ns": deadline, "abort_ns": abort}
-        trace.append(Spec(f"r{i}", now, prompt, dice.randint(1, 20), ids=ids, id_width=4, **more))
+        trace.append(Spec(f"r{i}", now, prompt, dice.randint(1, outputs), ids=ids, id_width=4, **more))
     return trace
 
 
-def limits(dice):
+def limits(dice, largest):
+    """An engine whose pool holds little more than the largest request, in tokens."""
     size = dice.choice([1, 3, 4, 4, 8])
     return {
         "block_size": size,
-        "num_blocks": -(-dice.randint(72, 140) // size),
-        "max_num_seqs": dice.randint(1, 6),
-        "max_num_batched_tokens": dice.choice([6, 16, 32, 64]),
+        "num_blocks": -(-(largest + dice.randint(0, 30)) // size),
+        "max_num_seqs": dice.choice([1, 2, 4, 6, 8, 8]),
+        "max_num_batched_tokens": dice.choice([8, 16, 32, 64]),
         "swap_space_gib": dice.choice([0, 40, 400]) * 8 / (1 << 30),
         "enable_prefix_caching": dice.random() < 0.8,
         "watermark": dice.choice([0.0, 0.0, 0.1, 0.3]),
@@ -118,6 +121,20 @@ MAKERS = {
 }
 
 
+@given(st.integers(0, 2**32))
+def test_slo_aware_finds_the_largest_bearable_step(seed):
+    """Several prompts and decodes at once, each somewhere else: the first prompt is the one that goes on."""
+    dice = Random(seed)
+
+    def some():
+        computed = [dice.randint(0, 60) for _ in range(dice.randint(0, 4))]
+        return [SimpleNamespace(num_computed_tokens=n, num_tokens=n + 1, slo=objective(dice)) for n in computed]
+
+    knobs = SLOAware(Uneven(), chunk_size=dice.choice([1, 3, 12, 90]), min_chunk=dice.choice([1, 2, 5]))
+    step = SimpleNamespace(waiting=[1], prefilling=some(), decoding=some(), token_budget=dice.choice([8, 16, 64]))
+    assert knobs._chunk(step) == bearable(step, knobs)
+
+
 def decided(outcome):
     """Rows of decisions: victims with modes, grants, decodes, times in a row."""
     columns = [outcome.tables.decisions[key] for key in ("preempted", "grants", "decodes", "repeat")]
@@ -128,7 +145,8 @@ def decided(outcome):
 def test_a_policy_decides_as_its_docstring_says(name):
     for seed in range(settings.default.max_examples):
         dice = Random(f"{name} {seed}")
-        trace, keys, knobs = crowd(dice), limits(dice), MAKERS[name](dice)
+        trace = crowd(dice)
+        keys, knobs = limits(dice, max(spec.prompt + spec.output for spec in trace)), MAKERS[name](dice)
         more = {"executor": JumpingExecutor(300), "predictor": Guess(), "audited": False, **keys}
         theirs = run(Reference(knobs), trace, honour_holds=False, **more)
         ours = run(knobs, trace, **more)
