@@ -1,9 +1,9 @@
 """Changes one comparison or one number of a policy at a time and asks whether any test objects.
 
 `python -m schedlab.experiments.bench.mutate_policies fcfs common`; all of them without names. Tests that speak of the
-policy object first, those that killed most so far before all others, then the conformance kit. What nothing kills must have a
-reason in `policy_mutants.yaml`, or the program ends with 1; what has one is tried with `--explained` only. Needs the
-repository's tests. Each mutant runs in a process of its own, forked when the tests are collected.
+policy object first, those that killed most so far before all others, then the conformance kit. What nothing kills must
+have a reason in `policy_mutants.yaml`, or the program ends with 1; what has one is tried with `--explained` only. Needs
+the repository's tests. Each mutant runs in a process of its own, forked when the tests are collected.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 from four import ESTIMATOR
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import MS, PART, JumpingExecutor, lab, log, order_of
+from scripted import MS, PART, JumpingExecutor, ScriptedExecutor, lab, log, order_of
 
 from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.policy import Policy, Preempted
@@ -347,6 +347,15 @@ def test_multilevel_feedback_leaves_equals_alone_and_promotes_in_time():
         return requests["long"].finished_ns
 
     assert end_of_long(0.1) < 150 * MS < end_of_long(100.0)
+
+
+@pytest.mark.parametrize("after_s, times", [(0.005, 0), (0.005000001, 1)])
+def test_multilevel_feedback_promotes_at_the_very_moment(after_s, times):
+    """'short' comes at 5 ms, when 'long' is promoted and can no longer be displaced, or a nanosecond before."""
+    trace = [Spec("long", 0, 8, 20), Spec("short", 5 * MS, 8, 3)]
+    policy = MultilevelFeedback(quantum=2, promote_after_s=after_s)
+    requests, _ = served(policy, trace, max_num_seqs=1, executor=ScriptedExecutor(1))
+    assert requests["long"].num_preemptions == times
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scripted import MS, JumpingExecutor, Script, checked, grants, lab, named
 from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.testing.harness import Spec, run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
-from schedlab.policies.common import decode_all
+from schedlab.policies.common import check_chunk, decode_all
 from schedlab.policies.edf import EDF
 from schedlab.policies.fair import Account, Fair
 from schedlab.policies.fcfs import FCFS
@@ -86,7 +86,7 @@ def told(queue, *changed):
 
 
 def test_a_ranked_queue_forgets_who_has_ended_and_nobody_else():
-    """Two thousand live at once, more than it looks at lightly, and end; then ten thousand pass through, five at a time.
+    """Two thousand live at once, which it bears, and end; then ten thousand pass through, five at a time.
 
     It keeps few of them, and equals in the order of their arrival, whoever ran or was ranked anew in between.
     """
@@ -178,6 +178,12 @@ def test_without_a_prediction_an_answer_counts_as_max_tokens():
     assert work_left(step, it, 2.0) == 8 + 2 * 1
     it._tokens = 15
     assert work_left(step, it) == 11, "more than predicted is no negative work"
+
+
+def test_a_step_computes_at_least_a_token():
+    check_chunk(1)
+    with pytest.raises(ValueError, match="found 0"):
+        check_chunk(0)
 
 
 # -- making room ------------------------------------------------------------------------------------------------------
