@@ -351,11 +351,14 @@ def test_multilevel_feedback_leaves_equals_alone_and_promotes_in_time():
 
 @pytest.mark.parametrize("after_s, times", [(0.005, 0), (0.005000001, 1)])
 def test_multilevel_feedback_promotes_at_the_very_moment(after_s, times):
-    """'short' comes at 5 ms, when 'long' is promoted and can no longer be displaced, or a nanosecond before."""
+    """'short' comes at 5 ms, when 'long' is promoted and can no longer be displaced, or a nanosecond before.
+
+    Promoted later it does not displace 'short' in turn, which is on the highest level, too.
+    """
     trace = [Spec("long", 0, 8, 20), Spec("short", 5 * MS, 8, 3)]
     policy = MultilevelFeedback(quantum=2, promote_after_s=after_s)
     requests, _ = served(policy, trace, max_num_seqs=1, executor=ScriptedExecutor(1))
-    assert requests["long"].num_preemptions == times
+    assert requests["long"].num_preemptions == times and requests["short"].num_preemptions == 0
 
 
 @pytest.mark.parametrize(

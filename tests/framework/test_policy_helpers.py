@@ -10,7 +10,7 @@ import pytest
 from four import ESTIMATOR, EVERY
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import MS, JumpingExecutor, Script, checked, grants, lab, named
+from scripted import MS, JumpingExecutor, Script, checked, grants, lab, named, populated
 
 from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.testing.harness import Spec, run
@@ -198,6 +198,20 @@ def test_who_lacks_budget_is_not_thrown_out_for_it():
         assert [r.request_id for r in step.decoding if r.state == "running"] == ["d1", "d2"]
 
     checked(populated_with_six(move))
+
+
+@pytest.mark.parametrize("gone, decoded", [(None, "d1"), ("d1", "d2")])
+def test_a_limit_leaves_the_newest_decodes_out(gone, decoded):
+    """d1 and d2 decode; the limit is one."""
+
+    def move(step):
+        r = named(step)
+        if gone is not None:
+            step.preempt(r[gone])
+        assert not decode_all(step, limit=1)
+        assert [name for name in ("d1", "d2") if name != gone and not step.fits(r[name])] == [decoded]
+
+    checked(populated(move))
 
 
 def populated_with_six(move):
