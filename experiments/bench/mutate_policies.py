@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -110,16 +111,17 @@ def mutants(module: ModuleType) -> Iterator[Mutant]:
 Way = tuple[tuple[str, int | None], ...]
 
 
-def _walk(node: ast.AST, path: Way = (), function: str = "") -> Iterator[tuple[Way, str, Any]]:
-    """Comparisons and numbers inside of functions, with the way to each and the function's name."""
-    if function and isinstance(node, (ast.Compare, ast.Constant)):
-        yield path, function, node
-    if isinstance(node, ast.FunctionDef):
-        function = f"{function}.{node.name}".lstrip(".")
+def _walk(node: ast.AST, path: Way = (), scope: str = "", inside: bool = False) -> Iterator[tuple[Way, str, Any]]:
+    """Comparisons and numbers inside of functions, with the way to each and the name of the function."""
+    if inside and isinstance(node, (ast.Compare, ast.Constant)):
+        yield path, scope, node
+    inside = inside or isinstance(node, ast.FunctionDef)
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        scope = f"{scope}.{node.name}".lstrip(".")
     for name, value in ast.iter_fields(node):
         for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(child, ast.AST) and not _is_hint(name):
-                yield from _walk(child, (*path, (name, i)), function)
+                yield from _walk(child, (*path, (name, i)), scope, inside)
 
 
 def _is_hint(name: str) -> bool:
@@ -225,9 +227,15 @@ class Survey:
                 raise pytest.UsageError(f"mutate_policies: {name} fails on the original")
             self._seconds[name] = seconds
 
+    def _promise(self, item: pytest.Item, mutant: Mutant) -> tuple[object, ...]:
+        """Smallest first: who speaks of the function or of a policy that uses it, has killed most, is quickest."""
+        name = mutant.function.partition(".")[0]
+        near = name in _text(item) or any(name in source and word in item.name for word, source in _sources().items())
+        return not near, -self._kills[item.nodeid], FIRST not in item.nodeid, self._seconds[item.nodeid]
+
     def _objection(self, mutant: Mutant, items: Sequence[pytest.Item], makes: Sequence[Make]) -> str | None:
         """What kills the mutant first; None if nothing does."""
-        order = sorted(items, key=lambda i: (-self._kills[i.nodeid], FIRST not in i.nodeid, self._seconds[i.nodeid]))
+        order = sorted(items, key=lambda item: self._promise(item, mutant))
         names = [*(item.nodeid for item in order), *(["kit"] * len(makes)), "the end"]
 
         def tried() -> Iterator[Ran]:
@@ -300,6 +308,12 @@ def _pointed(items: Sequence[pytest.Item], module: ModuleType) -> list[pytest.It
     if name in HELPERS:
         return [item for item in items if item.path.name in DECISIONS]
     return [item for item in items if any(word in _text(item) for word in words)]
+
+
+@cache
+def _sources() -> dict[str, str]:
+    """Text of each policy's module, by name."""
+    return {module.__name__.rpartition(".")[2]: inspect.getsource(module) for module in modules([])}
 
 
 def _is_of(value: Any, module: str) -> bool:

@@ -29,7 +29,7 @@ def test_a_property_is_mutated_too():
     """Turned round, `preempt_mode != "auto"` asks an estimator that is not there."""
     getter = preemption.Preempting.mode.fget
     before = getter.__code__
-    install(next(mutant for mutant in mutants(preemption) if mutant.function == "mode"))
+    install(next(mutant for mutant in mutants(preemption) if mutant.function == "Preempting.mode"))
     try:
         with pytest.raises(AssertionError):
             _ = fcfs.FCFS().mode

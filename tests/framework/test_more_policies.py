@@ -355,7 +355,7 @@ def test_multilevel_feedback_promotes_at_the_very_moment(after_s, times):
 
     Promoted later it does not displace 'short' in turn, which is on the highest level, too.
     """
-    trace = [Spec("long", 0, 8, 20), Spec("short", 5 * MS, 8, 3)]
+    trace = [Spec("long", 0, 8, 20), Spec("short", 5 * MS, 8, 2)]
     policy = MultilevelFeedback(quantum=2, promote_after_s=after_s)
     requests, _ = served(policy, trace, max_num_seqs=1, executor=ScriptedExecutor(1))
     assert requests["long"].num_preemptions == times and requests["short"].num_preemptions == 0
