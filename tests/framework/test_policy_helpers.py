@@ -15,7 +15,7 @@ from scripted import MS, JumpingExecutor, Script, checked, grants, lab, named, p
 from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.testing.harness import Spec, run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
-from schedlab.policies.common import check_chunk, decode_all
+from schedlab.policies.common import check_chunk, continue_prefills, decode_all
 from schedlab.policies.edf import EDF
 from schedlab.policies.fair import Account, Fair
 from schedlab.policies.fcfs import FCFS
@@ -198,6 +198,18 @@ def test_who_lacks_budget_is_not_thrown_out_for_it():
         assert [r.request_id for r in step.decoding if r.state == "running"] == ["d1", "d2"]
 
     checked(populated_with_six(move))
+
+
+def test_nothing_is_asked_for_when_the_room_is_used_up():
+    """p1 needs all 8 tokens; p2, a prompt like it, is not even refused any."""
+
+    def move(step):
+        assert continue_prefills(step, 8) == 8
+        assert not step.fits(named(step)["p1"]) and step.fits(named(step)["p2"]) == 8
+
+    made = populated(move)
+    made.step()
+    assert not any(len(row) for row in made.tables().decisions["refusals"])
 
 
 @pytest.mark.parametrize("gone, decoded", [(None, "d1"), ("d1", "d2")])
