@@ -68,7 +68,9 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     counts as well.
     """
     needed = step.blocks_needed(request, request.num_tokens - step.cached_tokens(request))
-    spare = max(spare_blocks if spare_blocks and step.running else 0, step.watermark_blocks)
+    spare = step.watermark_blocks
+    if spare_blocks and step.running:
+        spare = max(spare, spare_blocks)
     return needed + spare <= step.free_blocks
 
 
@@ -151,7 +153,9 @@ def ranked_step(
     mode: Mode = "recompute",
     victims: Victims = newest,
 ) -> bool:
-    """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it."""
+    """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it. The
+    first waiting one that does not fit ends admission, and so does a running one that finds no block free.
+    """
     before = step.token_budget
     admitting = undisturbed = decode_all(step, mode, chunk_size, victims)
     left = room = min(chunk_size, before) - (before - step.token_budget)
@@ -160,11 +164,12 @@ def ranked_step(
         if not left:
             break
         if request.state == "running":
-            admitting = admitting and step.fits(request) > 0
+            admitting = admitting and bool(step.fits(request))
             left -= continue_prefill(step, request, left, mode, victims)
-        elif request not in prompts:  # nor preempted in this step
+        elif admitting and request not in prompts:  # nor preempted in this step
             admitting = admits(step, request)
-            left -= step.grant(request, left).tokens if admitting else 0
+            if admitting:
+                left -= step.grant(request, left).tokens
     return undisturbed and left == room
 
 
@@ -185,7 +190,7 @@ def reserve(step: Step, order: Iterable[Request]) -> Iterator[Request]:
 
 def _worst_case(request: Request) -> int:
     """Tokens still to compute if `request` generates `max_tokens`, the last of which is never computed."""
-    return max(request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens, 0)
+    return request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
 
 
 def make_way(step: Step, head: Request, victims: Victims, mode: Mode = "recompute") -> bool:

@@ -12,6 +12,7 @@ from scripted import (
     serve,
 )
 
+from schedlab.framework.policy import Arrived
 from schedlab.framework.testing.harness import Spec
 
 # -- prefix cache -----------------------------------------------------------------------------------------------------
@@ -113,6 +114,24 @@ def test_reuse_counts_at_the_first_admission_and_what_a_resume_finds_apart():
 def test_a_trace_without_identity_has_no_hit_rate():
     summary = lab(Script(), [Spec("a", 0, 12, 3), Spec("b", 0, 12, 3)]).finish().summary
     assert summary["prefix/hit_rate"] is None
+
+
+def test_open_loop_arrivals_wait_for_no_slot():
+    """One slot, taken for 40 ms: the others arrive when the trace says, and their TTFT has the whole wait in it."""
+    trace = [Spec("first", 0, 4, 40), *[Spec(f"r{i}", i * MS, 4, 1) for i in range(1, 20)]]
+    arrivals = {}
+
+    def look(step):
+        for event in made.policy.events:
+            arrivals.setdefault(event.request.request_id, step.now) if isinstance(event, Arrived) else None
+        serve(step)
+
+    made = lab(Script(then=look), trace, max_num_seqs=1, executor=ScriptedExecutor(1))
+    tables = made.finish()
+    assert arrivals == {spec.name: pytest.approx(spec.arrival_ns / 1e9) for spec in trace}
+    ttft = tables.requests["first_token_s"] - tables.requests["arrival_s"]
+    assert sorted(tables.requests["first_token_s"][1:]) == pytest.approx([0.041 + 0.001 * i for i in range(19)])
+    assert tables.summary["ttft/max"] == pytest.approx(max(ttft)) and max(ttft) >= 0.039
 
 
 def test_one_token_has_no_tpot():

@@ -6,8 +6,9 @@ import pytest
 from four import ESTIMATOR
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import MS, PART, JumpingExecutor, lab, log, order_of
+from scripted import MS, PART, JumpingExecutor, ScriptedExecutor, lab, log, order_of
 
+from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.policy import Policy, Preempted
 from schedlab.framework.predictors import OraclePredictor
 from schedlab.framework.request import SLO, EngineRequest
@@ -172,6 +173,14 @@ def test_slo_aware_takes_the_least_slack_first_and_the_late_last():
     slacks = [("late", 1), ("loose", 500), ("tight", 60), ("none", None), ("middle", 200)]
     trace = [request("first", 0, 8, 10), *[request(n, MS, 8, 10, slo=objective(ttft)) for n, ttft in slacks]]
     assert order_of(SLOAware(ESTIMATOR), trace) == ["first", "tight", "middle", "loose", "none", "late"]
+
+
+def test_slo_aware_gives_nobody_up_at_the_last_moment():
+    """Steps that take no time by the estimate: at 5 ms 'edge' can still be served in time, a nanosecond later not."""
+    for ttft_ms, order in ((4, ["first", "edge", "none"]), (3.999999, ["first", "none", "edge"])):
+        trace = [request("first", 0, 8, 5), request("none", MS, 8, 2)]
+        trace.append(request("edge", MS, 8, 2, slo=objective(ttft_ms)))
+        assert order_of(SLOAware(LinearEstimator(0.0, 0.0)), trace) == order
 
 
 def test_slo_aware_counts_the_time_that_a_prompt_takes():
@@ -341,6 +350,18 @@ def test_multilevel_feedback_leaves_equals_alone_and_promotes_in_time():
     assert end_of_long(0.1) < 150 * MS < end_of_long(100.0)
 
 
+@pytest.mark.parametrize("after_s, times", [(0.005, 0), (0.005000001, 1)])
+def test_multilevel_feedback_promotes_at_the_very_moment(after_s, times):
+    """'short' comes at 5 ms, when 'long' is promoted and can no longer be displaced, or a nanosecond before.
+
+    Promoted later it does not displace 'short' in turn, which is on the highest level, too.
+    """
+    trace = [Spec("long", 0, 8, 20), Spec("short", 5 * MS, 8, 2)]
+    policy = MultilevelFeedback(quantum=2, promote_after_s=after_s)
+    requests, _ = served(policy, trace, max_num_seqs=1, executor=ScriptedExecutor(1))
+    assert requests["long"].num_preemptions == times and requests["short"].num_preemptions == 0
+
+
 @pytest.mark.parametrize(
     "prompt, output, level", [(10, 0, 0), (400, 0, 0), (401, 0, 1), (900, 0, 2), (10, 4, 1), (10, 16, 3), (10, 999, 3)]
 )
@@ -405,6 +426,11 @@ def test_orca_mixes_whole_prompts_with_decodes():
     trace = [live("a", 0, 6, 6), live("b", MS, 10, 3), live("c", MS, 8, 2)]
     assert log(Orca(), trace)[:3] == [([("a", 0, 6)], []), ([("b", 0, 10)], ["a"]), ([("c", 0, 8)], ["a", "b"])]
     assert log(FCFS(), trace)[1] == ([("b", 0, 10)], []), "fcfs never mixes"
+
+
+def test_orca_waits_for_a_step_of_its_own_with_a_prompt_of_the_whole_budget():
+    steps = log(Orca(), [live("a", 0, 6, 4), live("b", MS, 16, 2)])
+    assert [prefills for prefills, _ in steps if prefills] == [[("a", 0, 6)], [("b", 0, 16)]]
 
 
 @PART
