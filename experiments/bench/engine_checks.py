@@ -222,9 +222,7 @@ def served(
     return [request.output_token_ids for request in requests], recorder.close(backlog_end=0, counters={})
 
 
-def executor(
-    device: Device, *, invariant: bool = False, eager: bool = False, kind: str | None = None
-) -> ModelExecutor:
+def executor(device: Device, *, invariant: bool = False, eager: bool = False, kind: str | None = None) -> ModelExecutor:
     extent = extents(device)
     recorder = None if eager else called if device.interpreted else CudaGraphRecorder(torch.device(device.name))
     return ModelExecutor(

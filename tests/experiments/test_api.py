@@ -109,9 +109,7 @@ def test_a_window_without_a_request_costs_no_run(tmp_path, window, told):
 
 def test_a_window_that_turns_out_empty_is_an_error(tmp_path):
     """When turns arrive that wait for others is known at the end."""
-    chats = Conversations(
-        num_sessions=3, turns=3.0, arrivals=Poisson(5.0), lengths=Fixed(20, 5), think=ThinkTime(1.0)
-    )
+    chats = Conversations(num_sessions=3, turns=3.0, arrivals=Poisson(5.0), lengths=Fixed(20, 5), think=ThinkTime(1.0))
     with pytest.raises(ConfigError, match=r"measure: none of [\d,]+ requests arrived from 1e\+06 s on"):
         schedlab.run(FCFS(), chats, engines.stub(num_blocks=4000), out=tmp_path, start_s=1e6)
     assert read_run(tmp_path).status == "failed" and "measure: none of" in read_run(tmp_path).result["error"]

@@ -48,7 +48,7 @@ def test_matrices_are_quantised_where_they_will_lie():
     made = []
     make = quantising(lambda weight, bias: made.append((weight, bias)), "int4", META)
     make(torch.randn(4, 64), torch.randn(4))
-    (weight, bias), = made
+    ((weight, bias),) = made
     assert isinstance(weight, Quantised) and weight.numbers_OK.device == bias.device == META
 
 
