@@ -2,15 +2,15 @@
 
 One kernel, whose tiles differ by the number of rows. It reads integers, makes them weights of the rows' type in
 registers (exact in float32, then rounded once) and multiplies on tensor cores into float32. The weights are the left
-operand, as an sm_90 takes that one from registers: they are never written anywhere. Of few rows the bytes of the
-weights are the bound, and each is read once; a matrix with too few columns to occupy the device is split along its
-depth, and a second kernel adds the parts in order, so that results are deterministic.
+operand, as an sm_90 takes that one from registers: they are never written anywhere. Up to a tile of rows each is read
+once, in the order in which it lies. A matrix with too few columns to occupy the device is then split along its depth,
+and a second kernel adds the parts in order, so that results are deterministic.
 
 Many rows take the same kernel rather than a copy of the matrix in 16 bits and the library's product: the copy would be
 written and read again at each call and take room that the cache could have.
 
-Knows one matrix, and how it is packed for the kernel. Shape letters as in quantised.py, and T rows, P panels of rows of
-the matrix, S steps along its depth, W bytes of a row and step, C groups of these, W pairs of 16-bit numbers in a word.
+Knows one matrix, and how it is packed for the kernel. Shape letters as in quantised.py, and T rows of x, P panels of
+rows of the matrix, S steps along its depth, N numbers of a byte, W bytes of a row and step, C scales for these.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
