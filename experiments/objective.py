@@ -14,6 +14,8 @@ from schedlab.framework.errors import ConfigError
 
 FAR = 1e9
 """Beyond every figure; how far a limit is exceeded adds to it, so that a search is led back."""
+WORST = 1e15
+"""Of a run that failed, or whose figures are unknown."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,24 @@ class Objective:
     def _asked(self) -> Sequence[str]:
         return [self.figures] if isinstance(self.figures, str) else self.figures or ()
 
-    def of(self, summary: Mapping[str, Any]) -> float | list[float] | None:
-        """One value, or one for each of several figures; None where nothing is asked for."""
+    def of(self, summary: Mapping[str, Any] | None) -> float | list[float] | None:
+        """One value, or one for each of several figures; None where nothing is asked for.
+
+        A figure or a limited one that the summary does not know, and a run without a summary, count as the worst.
+        """
         if self.figures is None:
             return None
         if isinstance(self.figures, str):
             return self._value(self.figures, summary)
         return [self._value(key, summary) for key in self.figures]
 
-    def _value(self, key: str, summary: Mapping[str, Any]) -> float:
-        excess = sum(max(known(name, summary) / limit - 1, 0.0) for name, limit in (self.at_most or {}).items())
-        if not excess:
-            return known(key, summary)
-        return FAR * (1 + excess) * (1 if self.direction == "minimize" else -1)
+    def unknown(self, summary: Mapping[str, Any]) -> list[str]:
+        """What is asked for and not known of a run, as where nobody finished."""
+        return [key for key in (*self._asked, *(self.at_most or ())) if summary[key] is None]
 
-
-def known(key: str, summary: Mapping[str, Any]) -> float:
-    if summary[key] is None:
-        raise ConfigError(f"objective: {key} is unknown in this run")
-    return float(summary[key])
+    def _value(self, key: str, summary: Mapping[str, Any] | None) -> float:
+        sign = 1 if self.direction == "minimize" else -1
+        if summary is None or self.unknown(summary):
+            return sign * WORST
+        excess = sum(max(summary[name] / limit - 1, 0.0) for name, limit in (self.at_most or {}).items())
+        return sign * min(FAR * (1 + excess), WORST) if excess else float(summary[key])

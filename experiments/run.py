@@ -66,14 +66,27 @@ def run_job(config: DictConfig) -> float | list[float] | None:
         if sweep is None:
             raise
         print(f"{own.name}: failed: {compose.flat(error)}", file=sys.stderr)
-        return None
+        return worst_of(config)
     tables = read_run(directory)
     if sweep is None:
         Comparison.read([directory]).show()
         print(f"in {short(directory)}")
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
-    return objective_of(compose.resolve(config.objective)).of(tables.summary)
+    objective = objective_of(compose.resolve(config.objective))
+    if missing := objective.unknown(tables.summary):
+        print(
+            f"{directory.name}: {', '.join(missing)}: unknown in this run, so it counts as the worst", file=sys.stderr
+        )
+    return objective.of(tables.summary)
+
+
+def worst_of(config: DictConfig) -> float | list[float] | None:
+    """What a failed run returns to a search, which goes on; None if nothing is asked for, or not rightly."""
+    try:
+        return objective_of(compose.resolve(config.objective)).of(None)
+    except compose.USER_ERRORS:
+        return None
 
 
 def made(config: DictConfig) -> tuple[Path, str]:

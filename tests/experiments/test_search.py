@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from schedlab.experiments.objective import FAR, Objective
+from schedlab.experiments.objective import FAR, WORST, Objective
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.reader import read_run
 
@@ -47,9 +47,30 @@ def test_a_wrong_objective_is_told_before_anything_runs(keys, told):
         Objective(**keys)
 
 
-def test_a_figure_that_a_run_does_not_have_is_named():
-    with pytest.raises(ConfigError, match="itl/p99 is unknown"):
-        Objective("itl/p99").of(SUMMARY)
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("limits", [None, {"tpot/p99": 1e-9}])
+def test_what_is_not_known_of_a_run_is_the_worst(direction, limits):
+    sign = 1 if direction == "minimize" else -1
+    broken = sign * Objective("ttft/p99", {"tpot/p99": 1e-4}, direction).of(SUMMARY)
+    unknown = Objective("itl/p99", limits, direction)
+    assert sign * unknown.of(SUMMARY) == sign * unknown.of(None) == WORST > broken
+    assert unknown.unknown(SUMMARY) == ["itl/p99"]
+    assert Objective("ttft/p99", {"itl/p99": 1.0}, direction).of(SUMMARY) == sign * WORST
+    assert Objective(["ttft/p99", "itl/p99"], None, direction).of(None) == [sign * WORST] * 2
+
+
+def test_a_search_goes_on_after_a_run_that_fails_and_one_whose_figure_is_unknown(schedlab):
+    """A pool of 1 block holds no request at all, so nothing finishes; one of 0 cannot be had."""
+    pytest.importorskip("optuna")
+    done = schedlab(
+        "run", "-m", "experiment=tune_chunk_size", "wandb.mode=disabled", "progress=false", "workload.num_requests=20",
+        "engine.num_blocks=choice(0,1,4000)", "hydra.sweeper.n_trials=8",
+        "hydra.sweeper.n_jobs=1", "hydra.sweep.dir=s",
+    )  # fmt: skip
+    assert done.code == 1, "as for any sweep of which a run failed"
+    assert "failed: engine.num_blocks: expected a number of at least 1" in done.err
+    assert "ttft/p99" in done.err and "unknown in this run" in done.err
+    assert OmegaConf.load("s/optimization_results.yaml").best_params["engine.num_blocks"] == 4000
 
 
 @pytest.mark.parametrize("mistake", ["objective.direction=up", "objective.figures=ttft/p98"])
