@@ -13,6 +13,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.manifest import describe_run, write_manifest
 from schedlab.experiments.offered import Counted, Logged, offered
@@ -26,7 +28,7 @@ from schedlab.framework.model.tokenizer import Tokenizer
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.record import Recorder
-from schedlab.framework.request import SLO
+from schedlab.framework.request import NS, SLO
 from schedlab.framework.stages import ClientView
 from schedlab.framework.tables import RunTables
 from schedlab.framework.writer import RunWriter
@@ -80,6 +82,7 @@ class Experiment:
         """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
         can be read. `between` is called after every step."""
         clock, trace = self.engine.clock(self.clock), self.trace
+        check_window(self.measurement, trace)  # a mistake in it should cost no run
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
@@ -178,6 +181,17 @@ class Experiment:
             clock=self.engine.clock_name(self.clock),
             cost=rates_of(self.engine.executor),
             kernels=getattr(self.engine.executor, "kernels", None),
+        )
+
+
+def check_window(measurement: Measurement, trace: Trace) -> None:
+    """ConfigError if it is clear before a run that none of its requests will arrive in the measured window."""
+    if not measurement.windowed or (trace.after is not None and (trace.after >= 0).any()):
+        return  # when a turn that waits for another arrives is the run's to say
+    if len(trace) and not np.any(measurement.inside(trace.arrival_ns)):
+        first, last = trace.arrival_ns[0] / NS, trace.arrival_ns[-1] / NS
+        raise ConfigError(
+            f"measure: no request arrives {measurement.window}; those of {trace.name} do from {first:g} to {last:g} s"
         )
 
 

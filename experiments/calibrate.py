@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedlab.experiments.engines import EngineSetup, hardware_preset, model_preset
+from schedlab.experiments.engines import DTYPES, EngineSetup, hardware_preset, roofline_of
 from schedlab.experiments.grid import Extent
 from schedlab.experiments.measuring import Measured, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
@@ -40,8 +40,6 @@ TOLERATED, TOLERATED_REPEATS = 0.05, 1.5
 """Held-out steps should be modelled within 5 % on average, or within so many times what repeats of one step differ."""
 MOST_DISTURBED = 4.0
 """A step that took more than so many times as long as it should counts as that: one in a grid is no average."""
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""The executor's names of dtypes, and the cost model's."""
 
 
 # ---- fitting ----
@@ -157,8 +155,7 @@ def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roof
         raise ConfigError(f"engine.dtype={dtype}: expected one of {', '.join(DTYPES)}, which the cost model knows")
     named = "hardware" in compose.overrides() or any(key.startswith("hardware.") for key in compose.overrides())
     hardware = compose.build(config.hardware, "hardware") if named or setup.name == "cuda" else hardware_preset("cpu")
-    shape, _ = model_preset(compose.resolve(config.model))
-    return Roofline(shape, DTYPES[dtype]), hardware
+    return roofline_of(compose.resolve(config.model), dtype), hardware
 
 
 def facts(setup: EngineSetup, clock: str, extent: Extent) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import SLO
 from schedlab.framework.source import Source
+from schedlab.framework.stages import ClientView
 from schedlab.framework.tables import RunTables
 from schedlab.workloads.select import scale_time
 from schedlab.workloads.trace import Trace
@@ -149,13 +150,14 @@ class Setting:
     seed: int = 0
     slo: SLO | None = None
     clock: str = "auto"
+    observed_at: ClientView | None = None
 
     def run(
         self, policy: str, time_scale: float, engine: EngineSetup, clock: str, between: Between | None = None
     ) -> RunTables:
         return Experiment(
             policy=self.policies[policy](), workload=Scaled(self.workload, time_scale), engine=engine, seed=self.seed,
-            slo=self.slo, predictor=self.make_predictor(), clock=clock,
+            slo=self.slo, predictor=self.make_predictor(), clock=clock, observed_at=self.observed_at,
         ).run(between=between)  # fmt: skip
 
     def virtual(self, policy: str, time_scale: float, limits: EngineConfig, profile: Profile) -> dict[str, Any]:
@@ -164,6 +166,8 @@ class Setting:
 
     def decide_again(self, run: RunTables, policy: str, time_scale: float, limits: EngineConfig) -> Agreement:
         source = Scaled(self.workload, time_scale).source(limits.max_model_len, self.slo, self.seed)
+        if self.observed_at is not None:
+            source = self.observed_at.around(source, self.seed)
         executor, predictor = self.modelled(), self.make_predictor()
         return decide_again(run, self.policies[policy](), source, limits, executor, predictor)
 
@@ -332,10 +336,12 @@ def fidelity_job(config: DictConfig) -> None:
 
 def setting_of(config: DictConfig, options: Options) -> Setting:
     from schedlab.experiments import compose
+    from schedlab.experiments.checks import check_whole
 
+    check_whole(config.measure, "fidelity")
     roofline, hardware = calibrate.modelled(config, compose.build(config.engine, "engine"), "fidelity")
     return Setting(
-        policies=policies_of(config, options.policies),
+        policies=policies_of(config, options.policies, "fidelity.policies"),
         workload=compose.build(config.workload, "workload"),
         make_engine=lambda: compose.build(config.engine, "engine"),
         roofline=roofline,
@@ -344,16 +350,19 @@ def setting_of(config: DictConfig, options: Options) -> Setting:
         seed=config.seed,
         slo=compose.build_optional(config.slo, "slo"),
         clock=config.clock,
+        observed_at=compose.build_optional(config.observed_at, "observed_at"),
     )
 
 
-def policies_of(config: DictConfig, names: list[str] | None) -> dict[str, Callable[[], Policy]]:
-    """Makers of the policies of these names with their default knobs; of the configured one if there are no names."""
+def policies_of(config: DictConfig, names: list[str] | None, key: str) -> dict[str, Callable[[], Policy]]:
+    """Makers of the policies that `key` names, with their default knobs; of the configured one if it names none."""
     from schedlab.experiments import compose
 
     def maker(whole: DictConfig) -> Callable[[], Policy]:
+        compose.build(whole.policy, "policy")  # a mistake in it is told before anything runs
         return lambda: compose.build(whole.policy, "policy")
 
     if names is None:
         return {compose.choices(["policy"]).get("policy", "policy"): maker(config)}
-    return {name: maker(compose.with_option(config, "policy", name)) for name in names}
+    with compose.blaming(key):
+        return {name: maker(compose.with_option(config, "policy", name)) for name in names}

@@ -10,6 +10,8 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress
+from operator import gt
 from typing import Protocol
 
 import numpy as np
@@ -135,21 +137,15 @@ class IdContent:
         self.seed = seed
 
     def chain(self, num_tokens: int, block_size: int) -> Chain:
-        keys: list[bytes] = []
-        ends: list[int] = []
+        ids = self.ids[: -(-num_tokens // self.width)]
+        widths = [self.width] * len(ids)
+        if ids:
+            widths[-1] = min(self.width, num_tokens - self.width * (len(ids) - 1))
         key = digest(b"ids", self.namespace.encode())
-        covered, blocks = 0, 0
-        for block_id in self.ids:
-            width = min(self.width, num_tokens - covered)
-            if width <= 0:
-                break
-            key = extend_key(key, b"%d:%d" % (block_id, width))
-            covered += width
-            if covered // block_size > blocks:  # a block belongs to the id that holds its last token
-                blocks = covered // block_size
-                keys.append(key)
-                ends.append(blocks)
-        return Chain(keys, ends)
+        keys = [key := extend_key(key, b"%d:%d" % named) for named in zip(ids, widths, strict=True)]
+        ends = [covered // block_size for covered in accumulate(widths)]
+        whole = list(map(gt, ends, [0, *ends]))  # a block belongs to the id that holds its last token
+        return Chain(list(compress(keys, whole)), list(compress(ends, whole)))
 
     def tokens(self, num_tokens: int, vocab_size: int) -> np.ndarray:
         scope = digest(b"id-tokens", b"%d" % self.seed, self.namespace.encode())

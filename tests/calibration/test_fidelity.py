@@ -224,7 +224,7 @@ def test_calibrate_then_run_on_its_profile(schedlab: Callable[..., tuple[int, st
         (("calibrate", "calibrate.max_batch=0"), "calibrate.max_batch: expected at least 1, found 0"),
         (("fidelity", "fidelity.loads=[0]"), "fidelity.loads: expected shares of the capacity above 0, found [0]"),
         (("fidelity", "fidelity.repeats=0"), "fidelity.repeats: expected at least 1, found 0"),
-        (("fidelity", "fidelity.policies=[fcsf]"), "policy=fcsf: no such option; did you mean fcfs?"),
+        (("fidelity", "fidelity.policies=[fcsf]"), "fidelity.policies: policy=fcsf: no such option; did you"),
         (("fidelity", "profile=nowhere.json"), "profile nowhere.json: expected a readable file, found: No such file"),
     ],
 )  # fmt: skip
