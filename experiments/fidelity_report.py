@@ -1,4 +1,5 @@
-"""How a fidelity study is shown: a table for each load, fidelity.json and a picture. Computes no figure of its own."""
+"""How a fidelity study is shown: a table for each load, fidelity.json and .md, and a picture. Computes no figure of its
+own."""
 
 from __future__ import annotations
 
@@ -46,11 +47,16 @@ def load_table(study: Study, outcomes: Sequence[Outcome]) -> Table:
     load, scale = outcomes[0].load, outcomes[0].time_scale
     table = Table("error (A/A)", title=f"load {load:g}, time_scale {scale:.4g}", title_justify="left", box=None)
     for outcome in outcomes:
-        own = study.capacity_s[outcome.policy] / (scale * study.span_s)
-        table.add_column(f"{outcome.policy} ({own:.2f}, {outcome.level:.2f})", justify="right")
+        table.add_column(heading(study, outcome), justify="right")
     for key in METRICS:
         table.add_row(key, *(cell(outcome.compared.get(key)) for outcome in outcomes))
     return table
+
+
+def heading(study: Study, outcome: Outcome) -> str:
+    """A policy, its own load, and how long the same steps took during its runs."""
+    own = study.capacity_s[outcome.policy] / (outcome.time_scale * study.span_s)
+    return f"{outcome.policy} ({own:.2f}, {outcome.level:.2f})"
 
 
 def cell(compared: Compared | None) -> str:
@@ -102,9 +108,22 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     return {**asdict(outcome), "compared": compared}
 
 
+def as_markdown(study: Study) -> str:
+    """The tables and what they amount to."""
+    parts = ["# The virtual clock against the real engine"]
+    for load, outcomes in by_load(study).items():
+        head = ["error (A/A)", *(heading(study, outcome) for outcome in outcomes)]
+        rows = [[key, *(cell(outcome.compared.get(key)) for outcome in outcomes)] for key in METRICS]
+        lines = [head, ["---"] + ["---:"] * len(outcomes), *rows]
+        parts.append(f"## Load {load:g}, time_scale {outcomes[0].time_scale:.4g}")
+        parts.append("\n".join(f"| {' | '.join(words)} |" for words in lines))
+    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in verdicts(study))]) + "\n"
+
+
 def write(study: Study, directory: Path, *, plots: bool) -> None:
-    """fidelity.json, the profile, and plots/fidelity.png."""
+    """fidelity.json, fidelity.md, the profile, and plots/fidelity.png."""
     (directory / "fidelity.json").write_text(json.dumps(as_json(study), indent=1) + "\n")
+    (directory / "fidelity.md").write_text(as_markdown(study))
     study.profile.save(directory / "profile.json")
     if plots:
         from schedlab.experiments.plots import save

@@ -69,6 +69,7 @@ class Padded:
     blocks     : int64 [G * B], those without keys 0
     unused     : int64, of the G * B * block_size gathered rows those that are no keys between `low` and `high`
     mask_G11C  : what is added to scores, None if every row is a key
+    first      : the first of the blocks if they are consecutive, and all rows of them between `low` and `high` are keys
     """
 
     rows_G: Tensor | slice
@@ -78,11 +79,16 @@ class Padded:
     high: int
     unused: Tensor
     mask_G11C: Tensor | None
+    first: int | None
 
     def of(self, cache: Tensor, dtype: torch.dtype, scale: Scale) -> Tensor:
         """The rows of one cache, [G, Hkv, C, D], zero where there is no key: it may hold anything, and 0 * NaN is
         NaN."""
-        rows_RHD = _dequantised(_taken(cache, self.blocks, copy=len(self.unused) > 0).flatten(0, 1), dtype, scale)
+        if self.first is None:
+            pages = cache.index_select(0, self.blocks)
+        else:
+            pages = cache[self.first : self.first + len(self.blocks)]
+        rows_RHD = _dequantised(pages.flatten(0, 1), dtype, scale)
         if len(self.unused):
             rows_RHD.index_fill_(0, self.unused, 0)
         return rows_RHD.view(self.count, -1, *rows_RHD.shape[1:])[:, self.low : self.high].transpose(1, 2)
@@ -146,6 +152,8 @@ def _padded(
     places_R = np.arange(blocks_GB.shape[1] * block_size)
     unused_GR = (places_R < leads_G[:, None]) | (places_R >= ends_G[:, None])
     unused_GR[:, :low] = unused_GR[:, high:] = False
+    blocks = blocks_GB.ravel()
+    consecutive = not unused_GR.any() and bool(len(blocks)) and bool((np.diff(blocks) == 1).all())
     neighbours = int(rows_G[-1]) - int(rows_G[0]) == len(rows_G) - 1
     mask = None
     if unused_GR.any():
@@ -153,7 +161,8 @@ def _padded(
         mask = torch.zeros(hidden_GC.shape, dtype=dtype).masked_fill_(hidden_GC, -math.inf)[:, None, None]
     return Padded(
         slice(int(rows_G[0]), int(rows_G[-1]) + 1) if neighbours else torch.from_numpy(rows_G),
-        torch.from_numpy(blocks_GB.ravel()), len(rows_G), low, high, torch.from_numpy(np.flatnonzero(unused_GR)), mask,
+        torch.from_numpy(blocks), len(rows_G), low, high, torch.from_numpy(np.flatnonzero(unused_GR)), mask,
+        int(blocks[0]) if consecutive else None,
     )  # fmt: skip
 
 
@@ -181,10 +190,10 @@ class Gathered:
         return rows_CHD.transpose(0, 1).split_with_sizes(self._cuts, dim=1)[1::3]
 
 
-def _taken(cache: Tensor, blocks: Tensor, copy: bool = False) -> Tensor:
-    """The pages of `blocks`; a view if these are consecutive, unless it must be a copy."""
+def _taken(cache: Tensor, blocks: Tensor) -> Tensor:
+    """The pages of `blocks`; a view if these are consecutive."""
     first, count = int(blocks[0]) if len(blocks) else 0, len(blocks)
-    if not copy and torch.equal(blocks, torch.arange(first, first + count, dtype=blocks.dtype)):
+    if torch.equal(blocks, torch.arange(first, first + count, dtype=blocks.dtype)):
         return cache[first : first + count]
     return cache.index_select(0, blocks)
 

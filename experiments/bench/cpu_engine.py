@@ -8,7 +8,8 @@ tokens, 32 new tokens each. `native` and `torch` are this engine with and withou
 scheduler; `generate` is transformers' static batch, padded on the left; `continuous` its continuous batching (mix32).
 Everything is greedy and of forced length. One thread counts the CPU time of the process (continuous batching computes
 in a thread of its own), which neighbours on shared cores change little. More threads count wall time, and only if a
-probe of the machine finds it as quick after as before. Rounds alternate between the engines; ratios are medians.
+probe of the machine finds it as quick after as before. Rounds alternate between the engines; ratios are medians. Below
+the table: what this engine and its scheduler add to the model's own step, in CPU time of their thread.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedlab.experiments.engines import model_preset
+from schedlab.framework.batch import Inputs
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.roofline import Roofline, Work
@@ -95,14 +97,30 @@ class Peer(Protocol):
         """`count` greedy tokens for each prompt, all offered at once."""
 
 
+class Timed(ModelExecutor):
+    """Remembers how much CPU time the model took in each step: its forward pass and the drawing of tokens."""
+
+    own_s: list[float]
+
+    def _draw(self, inputs: Inputs) -> torch.Tensor:
+        begin = time.thread_time()
+        tokens = super()._draw(inputs)
+        self.own_s.append(time.thread_time() - begin)
+        return tokens
+
+
 class Ours:
-    """The engine and its scheduler under `fcfs`; every request is there when the clock starts."""
+    """The engine and its scheduler under `fcfs`; every request is there when the clock starts.
+
+    `added`: by sequences, what each decode step took over and above the model's own time, relative to that.
+    """
 
     def __init__(self, name: str, dtype: str) -> None:
         self.name = name
         self.shape, extras = model_preset(MODEL)
         directory = model_directory(extras["path"])
-        self._executor = ModelExecutor(self.shape, path=directory, dtype=dtype, kernels=name)
+        self._executor = Timed(self.shape, path=directory, dtype=dtype, kernels=name)
+        self.added: dict[int, list[float]] = {}
 
     def generate(self, prompts: Tokens, count: int, stamp: Stamp) -> Tokens:
         requests = [
@@ -112,7 +130,18 @@ class Ours:
         blocks = sum(-(-(len(p) + count) // BLOCK) for p in prompts)
         config = EngineConfig(num_blocks=blocks, max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=2048)
         recorder = Recorder(Measurement(max_num_seqs=32, num_blocks=blocks))
-        Engine(FCFS(), self._executor, ListSource(requests), config, VirtualClock(), recorder).run(lambda _: stamp())
+        ends = [time.thread_time()]
+        own_s: list[float] = []
+        self._executor.own_s = own_s
+
+        def stepped(_: Engine) -> None:
+            stamp()
+            ends.append(time.thread_time())
+
+        Engine(FCFS(), self._executor, ListSource(requests), config, VirtualClock(), recorder).run(stepped)
+        if count > 1:  # the first steps prefill
+            steps = zip(ends[-count:], ends[1 - count :], own_s[1 - count :], strict=False)
+            self.added.setdefault(len(prompts), []).extend((end - begin) / own - 1 for begin, end, own in steps)
         return [request.output_token_ids for request in requests]
 
 
@@ -274,6 +303,13 @@ def add_rows(
     table.add_section()
 
 
+def overheads(dtype: str, peers: list[Peer]) -> Iterator[str]:
+    """What this engine's decode steps take beyond the model's own time, a line for each number of sequences."""
+    for peer in peers:
+        for count, added in getattr(peer, "added", {}).items():
+            yield f"{dtype} {peer.name}, {count} sequences: +{statistics.median(added):.1%} of {len(added)} steps"
+
+
 def timer_of(threads: int) -> Callable[[], float]:
     return time.process_time if threads == 1 else time.perf_counter
 
@@ -310,6 +346,7 @@ def main() -> None:
     every = cases(5, 16) if args.quick else cases(17, 128)
     chosen = [c for c in every if not args.cases or c.name in args.cases.split(",")]
     expected: dict[str, Tokens] = {}
+    added: list[str] = []
     for dtype in args.dtypes.split(","):
         peers = [PEERS[name](dtype) for name in args.peers.split(",")]
         for case in chosen:
@@ -319,8 +356,10 @@ def main() -> None:
                 exact = found.get("generate") if dtype == "float32" else None
                 expected[case.name] = exact.tokens if exact else one_round(Generate("float32"), case, timer)[1]
             add_rows(table, dtype, case, found, expected[case.name], before)
+        added += overheads(dtype, peers)
     console = Console(width=110)
     console.print(table)
+    console.print("engine and scheduler, on top of the model's own step:", *added, sep="\n")
     after = Machine.probe(timer)
     console.print(f"probe before / after: {before.gb_s:.1f} / {after.gb_s:.1f} GB/s, "
                   f"{before.gflops:.0f} / {after.gflops:.0f} GFLOP/s")  # fmt: skip

@@ -128,6 +128,8 @@ def test_what_is_shown_and_written(found: Study, tmp_path: Path) -> None:
     assert first["compared"]["ttft/mean"].keys() == {"error", "repeat_difference", "limit", "within"}
     assert first["virtual"]["ttft/mean"] > 0 and len(first["real"]) == 2
     assert Profile.load(tmp_path / "profile.json") == found.profile
+    written = (tmp_path / "fidelity.md").read_text()
+    assert written.count("\n| ttft/p99 | ") == 2 and "equal digests in 8 of 8 real runs" in written
     assert (tmp_path / "plots" / "fidelity.png").stat().st_size > 10_000
 
 
