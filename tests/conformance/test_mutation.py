@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from schedlab.experiments.bench.mutate_policies import Fate, install, modules, mutants, table
+from schedlab.experiments.bench.mutants import install, mutants
+from schedlab.experiments.bench.mutate_policies import Fate, modules, table
 from schedlab.policies import fcfs, preemption
 
 
