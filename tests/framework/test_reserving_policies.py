@@ -72,7 +72,7 @@ def test_orca_admits_fewer_than_what_would_fit_for_now():
 
 @pytest.mark.parametrize("output, started", [(13, 2), (14, 1)])
 def test_the_last_token_is_not_reserved_for(output, started):
-    """9 blocks of 4: of 4 prompt tokens and 13 others all but the newest, 16, are computed: 4 blocks each, and then 5."""
+    """9 blocks of 4: of 4 prompt tokens and 13 others all but the newest are computed: 4 blocks; of 14, 5."""
     for policy in (Orca(), StaticBatching()):
         steps = log(policy, [live(name, 0, 4, output) for name in "ab"], num_blocks=9)
         assert len(steps[0][0]) == started
