@@ -54,7 +54,9 @@ TESTS = (
 )  # fmt: skip
 FIRST = "test_reference_policies"
 """Tried before other tests that have killed as many."""
-DECISIONS = ("test_reference_policies.py", "test_policy_helpers.py", "test_kv_decisions.py")
+DECISIONS = (
+    "test_reference_policies.py", "test_policy_helpers.py", "test_kv_decisions.py", "test_reserving_policies.py",
+)  # fmt: skip
 """What helpers are tried on."""
 REASONS = Path(__file__).with_name("policy_mutants.yaml")
 RESULTS = Path(__file__).parent / "results/policy_mutants.md"
