@@ -188,9 +188,9 @@ def bench(
 ) -> None:
     """Every policy on fixed cells of traffic, load and SLO: one normalised table."""
     from schedlab.experiments.leaderboard import bench as run_bench
-    from schedlab.experiments.pool import cpus
+    from schedlab.experiments.pool import processes_for
 
-    run_bench(policy, traffic, out, runs, n_jobs if n_jobs > 0 else cpus())
+    run_bench(policy, traffic, out, runs, processes_for(n_jobs, "--n-jobs"))
 
 
 @app.command()

@@ -27,8 +27,12 @@ ZSH = """\
 autoload -U +X compinit && compinit
 _schedlab() {
     local -a found
-    found=("${(@f)$(schedlab complete "$LBUFFER" 2>/dev/null)}")
-    [[ -n $found ]] && compadd -Q -S '' -- $found || _files
+    local told=1
+    found=(${(f)"$(schedlab complete "${(j: :)words[1,CURRENT-1]} $PREFIX" 2>/dev/null)"})
+    [[ -n $found ]] || { _files; return }
+    compadd -Q -S '' -- ${(M)found:#*[=./]} && told=0  # to go on with, without a space
+    compadd -Q -- ${found:#*[=./]} && told=0
+    return told
 }
 compdef _schedlab schedlab
 """

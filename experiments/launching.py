@@ -42,8 +42,9 @@ class Sweep:
         return replace(self.task, sweep=folder), [Job(first + i, tuple(words)) for i, words in enumerate(overrides)]
 
     def in_pool(self, overrides: Sequence[Sequence[str]], first: int, n_jobs: int) -> list[JobReturn]:
+        processes = pool.processes_for(n_jobs, "hydra.launcher.n_jobs")
         task, jobs = self.jobs(overrides, first)
-        return reports(task, jobs, pool.run_all(task, jobs, pool.cpus() if n_jobs < 1 else n_jobs))
+        return reports(task, jobs, pool.run_all(task, jobs, processes))
 
     def on_ray(self, overrides: Sequence[Sequence[str]], first: int, cluster: Cluster) -> list[JobReturn]:
         task, jobs = self.jobs(overrides, first)

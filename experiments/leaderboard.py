@@ -1,8 +1,8 @@
 """`schedlab bench`: every installed policy on the same fixed cells of traffic, load and SLO; one normalised table.
 
-A cell's score is its goodput as a share of the best policy's there, so that 1.00 means that nobody served more requests
-within the SLO. The table is exact: time is virtual, and all policies get the same requests. Knows cells and figures;
-how a run is made is run.py's.
+A policy's score in a cell, at a seed, is its goodput as a share of the best policy's on the same requests, so that 1.00
+means that nobody served more of them within the SLO. Each run is exact, for time is virtual; what another draw of the
+traffic would change, the interval over the seeds tells. Knows cells, figures and places; how a run is made is run.py's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments import pool, resume
+from schedlab.experiments.statistics import Interval, holm_intervals, interval
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.writer import write_whole
 
@@ -47,12 +48,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Entry:
-    """A policy in a cell: figures as means over seeds, or why there are none."""
+    """A policy in a cell: figures as means over seeds, or why there are none; goodput at each seed, 0 if it failed."""
 
     policy: str
     cell: Cell
     figures: Mapping[str, float | None]
+    goodputs: tuple[float, ...]
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A policy in the table. `score_CS` [cells, seeds], NaN where no policy met the SLO; `place` is shared by ties."""
+
+    policy: str
+    score_CS: np.ndarray
+    place: int
+    bounds: Interval
+
+    @property
+    def mean(self) -> float:
+        return float(over_cells(self.score_CS).mean())
 
 
 def cells() -> tuple[list[Cell], list[int]]:
@@ -64,6 +80,7 @@ def cells() -> tuple[list[Cell], list[int]]:
         Cell(traffic, load, slo, (*words, *told["common"], f"slo={slo}"))
         for traffic, loads in told["traffic"].items() for load, words in loads.items() for slo in told["slos"]
     ]  # fmt: skip
+    assert len(told["seeds"]) > 1, "one draw of the traffic has no interval"
     return found, list(told["seeds"])
 
 
@@ -111,91 +128,142 @@ def entries(
         words = ["hydra.mode=MULTIRUN", f"hydra.sweep.dir={runs}"]
         master = loader.load_configuration("config", words, RunMode.MULTIRUN)
     resume.list_owners(runs)
-    ends: dict[tuple[str, Cell], list[pool.Outcome]] = {}
+    ends: dict[tuple[str, Cell], dict[int, pool.Outcome]] = {}
     task = SweepTask(loader, Callbacks(), master, str(runs), measured)
     for done, (number, end) in enumerate(pool.run_all(task, jobs, processes), start=1):
-        ends.setdefault(keys[number][:2], []).append(end)
+        policy, cell, seed = keys[number]
+        ends.setdefault((policy, cell), {})[seed] = end
         if done % 50 == 0 or done == len(jobs):
             print(f"{done} of {len(jobs)} runs", file=sys.stderr)
-    return [entry_of(policy, cell, found) for (policy, cell), found in ends.items()]
+    return [entry_of(*key, [ends[key][seed] for seed in seeds]) for key in dict.fromkeys(key[:2] for key in keys)]
 
 
 def entry_of(policy: str, cell: Cell, ends: Sequence[pool.Outcome]) -> Entry:
     errors = [str(end.error) for end in ends if end.error is not None]
     if errors:
-        return Entry(policy, cell, dict.fromkeys(FIGURES), errors[0])
+        return Entry(policy, cell, dict.fromkeys(FIGURES), (0.0,) * len(ends), errors[0])
     values = {key: [end.value[key] for end in ends if end.value[key] is not None] for key in FIGURES}
-    return Entry(policy, cell, {key: float(np.mean(known)) if known else None for key, known in values.items()})
+    means = {key: float(np.mean(known)) if known else None for key, known in values.items()}
+    return Entry(policy, cell, means, tuple(end.value[SCORE] or 0.0 for end in ends))
 
 
 # ---- the table ----
 
 
-def scores(found: Sequence[Entry]) -> dict[str, dict[Cell, float]]:
-    """Goodput as a share of the cell's best, by policy; without cells in which nobody met the SLO."""
-    best: dict[Cell, float] = {}
+def standings(found: Sequence[Entry]) -> list[Standing]:
+    """Policies by their place, those of one place by their mean score."""
+    cells = cells_of(found)
+    goodput_CS = {policy: np.zeros((len(cells), len(found[0].goodputs))) for policy in policies_of(found)}
     for entry in found:
-        best[entry.cell] = max(best.get(entry.cell, 0.0), entry.figures[SCORE] or 0.0)
-    table: dict[str, dict[Cell, float]] = {}
-    for entry in found:
-        if best[entry.cell]:
-            table.setdefault(entry.policy, {})[entry.cell] = (entry.figures[SCORE] or 0.0) / best[entry.cell]
-    return table
+        goodput_CS[entry.policy][cells.index(entry.cell)] = entry.goodputs
+    best_CS = np.max(list(goodput_CS.values()), axis=0)
+    scores = {policy: goodput / np.where(best_CS > 0, best_CS, np.nan) for policy, goodput in goodput_CS.items()}
+    by_seed = {policy: over_cells(score_CS) for policy, score_CS in scores.items()}
+    placed = places(by_seed)
+    told = [Standing(policy, scores[policy], placed[policy], interval(by_seed[policy])) for policy in scores]
+    return sorted(told, key=lambda standing: (standing.place, -standing.mean, standing.policy))
 
 
-def columns(chosen: Sequence[Cell]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((cell.traffic, cell.load) for cell in chosen))
+def places(by_seed: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """One more than the number of policies that are better, by the interval of the paired differences over the seeds.
+
+    The intervals of one policy against all others are Holm's, as `schedlab compare` has them. Who cannot be told apart
+    from anybody above shares a place with them.
+    """
+    placed = {}
+    for policy, own in by_seed.items():
+        against = [other - own for name, other in by_seed.items() if name != policy]
+        placed[policy] = 1 + sum(bounds.low > 0 for bounds, _ in holm_intervals(against))
+    return placed
+
+
+def over_cells(score_CS: np.ndarray) -> np.ndarray:
+    """Mean over the cells in which any policy met the SLO, at each seed."""
+    told: np.ndarray = np.nanmean(score_CS[~np.isnan(score_CS).all(1)], axis=0)
+    return told
+
+
+def over_seeds(score_CS: np.ndarray) -> np.ndarray:
+    """Mean over the seeds, in each cell; NaN where no policy ever met the SLO."""
+    return np.array([np.nanmean(row) if not np.isnan(row).all() else np.nan for row in score_CS])
+
+
+def policies_of(found: Sequence[Entry]) -> list[str]:
+    return list(dict.fromkeys(entry.policy for entry in found))
+
+
+def cells_of(found: Sequence[Entry]) -> list[Cell]:
+    return list(dict.fromkeys(entry.cell for entry in found))
+
+
+def columns(found: Sequence[Entry]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((cell.traffic, cell.load) for cell in cells_of(found)))
 
 
 def rows(found: Sequence[Entry]) -> list[list[str]]:
-    """Policies from the best mean score down: mean, worst cell, and each traffic and load over its SLOs."""
-    table, groups = scores(found), columns([entry.cell for entry in found])
-    ordered = sorted(table, key=lambda policy: (-mean(table[policy].values()), policy))
-    return [
-        [
-            policy,
-            f"{mean(table[policy].values()):.3f}",
-            f"{min(table[policy].values()):.2f}",
-            *(score_text(table[policy], *group) for group in groups),
-        ]
-        for policy in ordered
-    ]
+    """Place, policy, mean score and its interval, worst cell, and each traffic and load over its SLOs."""
+    cells, groups = cells_of(found), columns(found)
+    told = []
+    for standing in standings(found):
+        in_cell = over_seeds(standing.score_CS)
+        by_group = [[i for i, cell in enumerate(cells) if (cell.traffic, cell.load) == group] for group in groups]
+        told.append(
+            [
+                str(standing.place),
+                standing.policy,
+                f"{standing.mean:.3f}",
+                f"{standing.bounds.low:.3f} to {standing.bounds.high:.3f}",
+                f"{np.nanmin(in_cell):.2f}",
+                *(score_text(in_cell[own]) for own in by_group),
+            ]
+        )
+    return told
 
 
-def score_text(of_cell: Mapping[Cell, float], traffic: str, load: str) -> str:
+def score_text(scores: np.ndarray) -> str:
     """Mean over the SLOs in which any policy scored."""
-    found = [score for cell, score in of_cell.items() if (cell.traffic, cell.load) == (traffic, load)]
-    return f"{mean(found):.2f}" if found else "–"
-
-
-def mean(values: Any) -> float:
-    return float(np.mean(list(values)))
+    known = scores[~np.isnan(scores)]
+    return f"{known.mean():.2f}" if len(known) else "–"
 
 
 def header(found: Sequence[Entry]) -> list[str]:
-    return ["policy", "mean", "worst", *(f"{traffic}, {load}" for traffic, load in columns([e.cell for e in found]))]
+    named = [f"{traffic}, {load}" for traffic, load in columns(found)]
+    return ["place", "policy", "mean", "95% interval", "worst", *named]
 
 
 def markdown(found: Sequence[Entry], seeds: Sequence[int]) -> str:
     head = header(found)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows(found)]
+    lines = [head, ["---:", "---", *["---:"] * (len(head) - 2)], *rows(found)]
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    told = {cell.name for by_cell in scores(found).values() for cell in by_cell}
-    left_out = sorted({entry.cell.name for entry in found} - told)
+    made = "Regenerated by `schedlab bench --out experiments/bench/results`; a column is the mean over its SLOs."
+    return f"# Leaderboard\n\n{made}\n\n{table}\n" + "".join(f"- {note}\n" for note in notes(found, seeds))
+
+
+def notes(found: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
+    scored = ~np.isnan(standings(found)[0].score_CS).all(1)
+    left_out = [cell.name for cell, known in zip(cells_of(found), scored, strict=True) if not known]
     failed: dict[tuple[str, str], list[str]] = {}
     for entry in found:
         if entry.error:
             failed.setdefault((entry.policy, entry.error), []).append(entry.cell.name)
-    notes = [
-        f"Goodput as a share of the best policy in each cell, over {len({e.cell for e in found})} cells of traffic, "
-        f"load and SLO, each with seed {' and '.join(map(str, seeds))}; all policies with their default knobs, on the "
-        "virtual clock.",
-        *(f"No policy met the SLO: {name}." for name in left_out),
+    return [
+        f"Goodput as a share of the best policy's on the same requests, over {len(scored)} cells of traffic, load and "
+        f"SLO, each with seeds {', '.join(map(str, seeds))}; all policies with default knobs, on the virtual clock.",
+        "The interval is Student's over the seeds. A place is one more than the number of policies that are better: "
+        "whose paired differences over the seeds have an interval above 0, as in `schedlab compare`, with Holm's "
+        "correction over the comparisons of a policy. Policies that cannot be told apart share a place.",
+        *(f"{' and '.join(names)} scored the same at every seed of every cell." for names in equals(found)),
+        *(f"No policy met the SLO: {name}." for name in sorted(left_out)),
         *(f"{policy} failed in {len(names)} cells: {error}" for (policy, error), names in failed.items()),
     ]
-    listed = "".join(f"- {note}\n" for note in notes)
-    made = "Regenerated by `schedlab bench --out experiments/bench/results`; a column is the mean over its SLOs."
-    return f"# Leaderboard\n\n{made}\n\n{table}\n{listed}"
+
+
+def equals(found: Sequence[Entry]) -> list[list[str]]:
+    """Policies between which nothing here tells a difference, together."""
+    alike: dict[tuple[tuple[float, ...], ...], list[str]] = {}
+    for policy in policies_of(found):
+        alike.setdefault(tuple(entry.goodputs for entry in found if entry.policy == policy), []).append(policy)
+    return [sorted(names) for names in alike.values() if len(names) > 1]
 
 
 def show(found: Sequence[Entry]) -> None:
@@ -204,23 +272,33 @@ def show(found: Sequence[Entry]) -> None:
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 220)
     table = Table(box=None, pad_edge=False)
-    for i, heading in enumerate(header(found)):
-        table.add_column(heading, justify="right" if i else "left")
+    for heading in header(found):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in rows(found):
         table.add_row(*row)
     console.print(table)
 
 
 def as_json(found: Sequence[Entry], seeds: Sequence[int]) -> str:
-    """Cells, scores and the figures behind them; a line for each policy in each cell."""
-    table = scores(found)
+    """Cells, places, and the figures behind them; a line for each policy in each cell."""
     head = {
         "seeds": list(seeds),
-        "cells": {cell.name: list(cell.words) for cell in dict.fromkeys(entry.cell for entry in found)},
-        "scores": {name: {cell.name: round(score, 6) for cell, score in told.items()} for name, told in table.items()},
+        "cells": {cell.name: list(cell.words) for cell in cells_of(found)},
+        "places": {
+            told.policy: [told.place, *(round(value, 6) for value in (told.mean, told.bounds.low, told.bounds.high))]
+            for told in standings(found)
+        },
     }
     rows = [
-        json.dumps({"policy": entry.policy, "cell": entry.cell.name, "error": entry.error, **entry.figures})
+        json.dumps(
+            {
+                "policy": entry.policy,
+                "cell": entry.cell.name,
+                "error": entry.error,
+                **entry.figures,
+                "goodput_by_seed": list(entry.goodputs),
+            }
+        )
         for entry in sorted(found, key=lambda entry: (entry.policy, entry.cell.name))
     ]
     parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]

@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from schedlab.framework.errors import ConfigError
+
 PRELOADED = ("schedlab.experiments.jobs", "schedlab.experiments.run")
 Make = Callable[[], Callable[[Any], Any]]
 """Called once in each process; gives the function that jobs are passed to."""
@@ -50,6 +52,13 @@ class Worker:
 def cpus() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes_for(n_jobs: int, key: str) -> int:
+    """How many processes `n_jobs` asks for; ConfigError, which names `key`, where it asks for none."""
+    if n_jobs < 1 and n_jobs != -1:
+        raise ConfigError(f"{key}={n_jobs}: expected 1 or more processes, or -1 for as many as there are processors")
+    return cpus() if n_jobs == -1 else n_jobs
 
 
 def run_all(make: Make, jobs: Sequence[Any], processes: int) -> Iterator[tuple[int, Outcome]]:

@@ -80,8 +80,8 @@ def run_words(name: str, words: Sequence[str]) -> Mapping[str, Any]:
     from schedlab.experiments import compose
     from schedlab.experiments.run import experiment_of, settings_of
 
-    config = compose.compose([f"experiment={name}", *words])
-    summary: Mapping[str, Any] = experiment_of(config, compose.resolve(config), settings_of(config)).run().summary
+    resolved = compose.resolve(compose.compose([f"experiment={name}", *words]))
+    summary: Mapping[str, Any] = experiment_of(resolved, settings_of(resolved)).run().summary
     return summary
 
 

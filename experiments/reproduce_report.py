@@ -197,9 +197,13 @@ def section(it: Reproduction) -> list[str]:
         "",
         f"| variant | {' | '.join(keys)} | words |",
         "|---" * (len(keys) + 2) + "|",
-        *(f"| {run.label} | {' | '.join(shown(run, key) for key in keys)} | `{spelled(run)}` |" for run in it.runs),
+        *(row(run, keys) for run in it.runs),
         "",
     ]
+
+
+def row(run: Run, keys: Sequence[str]) -> str:
+    return f"| {run.label} | {' | '.join(shown(run, key) for key in keys)} | `{spelled(run)}` |"
 
 
 def shown(run: Run, key: str) -> str:

@@ -26,7 +26,7 @@ from schedlab.experiments.manifest import MANIFEST, write_manifest
 from schedlab.experiments.objective import Objective
 from schedlab.experiments.progress import progress
 from schedlab.experiments.table import SIDE_BY_SIDE, Comparison, headline
-from schedlab.experiments.tracking import Tracker, WandbConfig, start_tracker
+from schedlab.experiments.tracking import NoTracker, Tracker, WandbConfig, start_tracker
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.reader import read_run
@@ -73,14 +73,15 @@ def run_job(config: DictConfig) -> float | list[float] | None:
         print(f"in {short(directory)}")
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
-    return objective_of(config).of(tables.summary)
+    return objective_of(compose.resolve(config.objective)).of(tables.summary)
 
 
 def made(config: DictConfig) -> tuple[Path, str]:
     """The directory of this run, and a word where it was there before. What raises is in its result too."""
     directory = compose.output_directory()
     try:
-        resolved, resumes = compose.resolve(config), settings_of(config).resume
+        resolved = compose.resolve(config)
+        resumes = settings_of(resolved).resume
         identity = identity_of(resolved)
         if resumes:
             directory = resume.folder_for(identity, directory, compose.sweep_directory())
@@ -90,7 +91,7 @@ def made(config: DictConfig) -> tuple[Path, str]:
             if resumes and (changed := resume.outdated(directory, identity)):
                 print(f"{directory.name}: run again, for {changed} changed")
             resume.start_over(directory)
-            run_config(config, resolved, directory)
+            run_config(resolved, directory)
             resume.mark_done(directory, identity)
     except Exception as error:
         record_failure(directory, error)
@@ -98,17 +99,16 @@ def made(config: DictConfig) -> tuple[Path, str]:
     return directory, ""
 
 
-def objective_of(config: DictConfig) -> Objective:
-    keys = compose.resolve(config.objective)
+def objective_of(keys: Mapping[str, Any]) -> Objective:
     check_arguments("objective", keys, Objective)
     return Objective(**keys)
 
 
-def run_config(config: DictConfig, resolved: Mapping[str, Any], directory: Path) -> RunTables:
-    settings = settings_of(config)
-    objective_of(config)  # a mistake in it should cost no run
-    experiment = experiment_of(config, resolved, settings)
-    tracker = tracker_of(config, experiment, directory)
+def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
+    settings = settings_of(resolved)
+    objective_of(resolved["objective"])  # a mistake in it should cost no run
+    experiment = experiment_of(resolved, settings)
+    tracker = tracker_of(resolved["wandb"], experiment, directory)
     try:
         tables = experiment.run(directory, progress(experiment.name, settings.progress))
         if settings.plots and settings.record == "full":
@@ -125,26 +125,26 @@ def run_config(config: DictConfig, resolved: Mapping[str, Any], directory: Path)
     return tables
 
 
-def settings_of(config: DictConfig) -> Settings:
-    keys = {name: config[name] for name in Settings.__dataclass_fields__}
+def settings_of(resolved: Mapping[str, Any]) -> Settings:
+    keys = {name: resolved[name] for name in Settings.__dataclass_fields__}
     check_arguments("", keys, Settings)
     if keys["timeline"] < 0:
         raise ConfigError(f"timeline: expected 0 steps or more, found {keys['timeline']}")
     return Settings(**keys)
 
 
-def experiment_of(config: DictConfig, resolved: Mapping[str, Any], settings: Settings) -> Experiment:
-    """Build every part that `config` names; `resolved` is the same with plain values."""
+def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment:
+    """Build every part that a resolved configuration names."""
     return Experiment(
-        policy=compose.build(config.policy, "policy"),
-        workload=compose.build(config.workload, "workload"),
-        engine=compose.build(config.engine, "engine"),
+        policy=compose.build(resolved["policy"], "policy"),
+        workload=compose.build(resolved["workload"], "workload"),
+        engine=compose.build(resolved["engine"], "engine"),
         seed=settings.seed,
-        slo=compose.build_optional(config.slo, "slo"),
-        predictor=compose.build_optional(config.predictor, "predictor"),
+        slo=compose.build_optional(resolved["slo"], "slo"),
+        predictor=compose.build_optional(resolved["predictor"], "predictor"),
         clock=settings.clock,
         **resolved["measure"],
-        observed_at=compose.build_optional(config.observed_at, "observed_at"),
+        observed_at=compose.build_optional(resolved["observed_at"], "observed_at"),
         store_text=settings.store_text,
         record=settings.record,
         log_format=settings.log_format,
@@ -154,10 +154,11 @@ def experiment_of(config: DictConfig, resolved: Mapping[str, Any], settings: Set
     )
 
 
-def tracker_of(config: DictConfig, experiment: Experiment, directory: Path) -> Tracker:
-    keys = compose.resolve(config.wandb)
+def tracker_of(keys: Mapping[str, Any], experiment: Experiment, directory: Path) -> Tracker:
     check_arguments("wandb", keys, WandbConfig)
     settings, sweep, labels = WandbConfig(**keys), compose.sweep_directory(), experiment.labels
+    if settings.mode == "disabled":
+        return NoTracker()
     named = replace(
         settings,
         group=settings.group or (f"{sweep.parent.name}/{sweep.name}" if sweep else None),
@@ -171,11 +172,12 @@ def tracker_of(config: DictConfig, experiment: Experiment, directory: Path) -> T
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B shows beside the configuration, without nesting."""
+    """What W&B shows beside the configuration."""
     return {
         "git_sha": (manifest["git"] or {}).get("commit"),
         "git_dirty": (manifest["git"] or {}).get("dirty"),
         "schedlab_version": manifest["versions"]["schedlab"],
+        "versions": manifest["versions"],
         "policy_class": manifest["policy"]["class"],
         "policy_distribution": manifest["policy"]["distribution"],
         "trace_sha256": manifest["workload"]["sha256"],

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,7 +51,7 @@ class WandbConfig:
     tags: list[str] = field(default_factory=list)
     init_timeout_s: float = 5.0
     finish_timeout_s: float = 5.0
-    max_points: int = 250
+    max_points: int = 100
     max_table_rows: int = 2000
 
 
@@ -111,18 +112,20 @@ def log_curves(run: Any, tables: RunTables, points: int) -> None:
     run.define_metric("engine/time_s", summary="none")
     for prefix in ("sched", "kv", "queue"):
         run.define_metric(f"{prefix}/*", step_metric="engine/time_s", summary="none")
-    log_rows(run, series.over_time(tables, points))
-    distributions: dict[str, np.ndarray] = {}
+    columns = dict(series.over_time(tables, points))
     for name, values in series.latencies(tables.requests).items():
         axis = f"cdf/{name}_s"
         run.define_metric(axis, summary="none")
         run.define_metric(f"cdf/{name}", step_metric=axis, summary="none")
-        distributions[axis], distributions[f"cdf/{name}"] = series.cumulative(values, CDF_POINTS)
-    log_rows(run, distributions)
+        columns[axis], columns[f"cdf/{name}"] = series.cumulative(values, CDF_POINTS)
+    log_rows(run, columns)
 
 
 def log_rows(run: Any, columns: Mapping[str, np.ndarray]) -> None:
-    """A row of history for each place in the columns, of those that reach so far: W&B's cost is by rows, not values."""
+    """A row of history for each place in the columns, of those that reach so far: W&B's cost is by rows, not values.
+
+    Every curve has an axis of its own, so that those which have nothing to do with each other may share rows.
+    """
     for values in zip_longest(*(column.tolist() for column in columns.values())):
         run.log({name: float(value) for name, value in zip(columns, values, strict=True) if value is not None})
 
@@ -131,9 +134,9 @@ def log_requests(run: Any, requests: Columns, limit: int, directory: Path) -> No
     """A table of at most `limit` requests, drawn with a fixed seed and kept in order of arrival."""
     import wandb
 
-    rows = sampled(len(requests["request_id"]), limit).tolist()
-    data = [[plain(requests[name][row]) for name in TABLE_COLUMNS] for row in rows]
-    table = table_of(TABLE_COLUMNS, data)
+    rows = sampled(len(requests["request_id"]), limit)
+    cells = [plain(np.asarray(requests[name], dtype=object)[rows].tolist()) for name in TABLE_COLUMNS]
+    table = table_of(TABLE_COLUMNS, list(map(list, zip(*cells, strict=True))))
     artifact = wandb.Artifact(f"requests-{run.id}", type="request-table")
     artifact.add(table, "requests")
     log_artifact(run, artifact, directory)
@@ -150,7 +153,16 @@ def table_of(columns: Sequence[str], rows: list[list[Any]]) -> Any:
     known = [next((row[i] for row in rows if row[i] is not None), None) for i in range(len(columns))]
     table: Any = wandb.Table(columns=list(columns), data=[known, [None] * len(columns)])
     table.data = rows
+    table.to_json = partial(with_plain_rows, table, table.to_json)
     return table
+
+
+def with_plain_rows(table: Any, to_json: Callable[[Any], dict[str, Any]], owner: Any) -> dict[str, Any]:
+    """What `to_json` tells of a table in its run or artifact, without its conversion of every cell: these are plain."""
+    rows, table.data = table.data, []
+    told = to_json(owner)
+    table.data = rows
+    return {**told, "nrows": len(rows), **({"data": rows} if "data" in told else {})}
 
 
 def sampled(total: int, limit: int) -> np.ndarray:
@@ -158,10 +170,9 @@ def sampled(total: int, limit: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).choice(total, min(limit, total), replace=False))
 
 
-def plain(value: Any) -> Any:
-    """A table cell: numpy's numbers as Python's, a missing one as None."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if value != value else value
+def plain(values: list[Any]) -> list[Any]:
+    """Cells of a table's column: a missing number, which is NaN, as None."""
+    return [None if value != value else value for value in values]
 
 
 def log_files(run: Any, directory: Path) -> None:
@@ -216,6 +227,7 @@ def start(settings: WandbConfig, config: Mapping[str, Any], directory: Path) -> 
             disable_git=True,
             x_disable_machine_info=True,
             x_disable_stats=True,
+            x_save_requirements=False,  # config and manifest have versions; listing every package takes 0.1 s
         ),
     )
 

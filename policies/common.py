@@ -12,7 +12,7 @@ from itertools import takewhile
 from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, Step
 from schedlab.policies.preemption import Mode, preempt
-from schedlab.policies.victims import Rank, Victims, newest, strictly_worse
+from schedlab.policies.victims import Rank, Victims, newest
 
 
 def check_chunk(tokens: int) -> None:
@@ -30,11 +30,13 @@ def make_room(
 ) -> Grant:
     """Grant `request`; while blocks are short, preempt the next of `victims` and try again."""
     grant = step.grant(request, max_tokens)
+    if grant or grant.refusal != "memory":
+        return grant  # before anybody is looked for
     for victim in victims:
-        if grant or grant.refusal != "memory":
-            break
         preempt(step, victim, mode)
         grant = step.grant(request, max_tokens)
+        if grant or grant.refusal != "memory":
+            break
     return grant
 
 
@@ -86,7 +88,12 @@ def continue_prefills(step: Step, room: int, mode: Mode = "recompute", victims: 
 def continue_prefill(step: Step, request: Request, room: int, mode: Mode, victims: Victims) -> int:
     """Up to `room` tokens to one running prompt: what fits or, if nothing does, what `victims` make room for."""
     fits = min(step.fits(request), room) or room
-    return make_room(step, request, victims(step, request), fits, mode).tokens
+    return make_room(step, request, _when_needed(victims, step, request), fits, mode).tokens
+
+
+def _when_needed(victims: Victims, step: Step, request: Request) -> Iterator[Request]:
+    """`victims` for `request`, looked for among all that run only if somebody must go."""
+    yield from victims(step, request)
 
 
 def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0) -> int:
@@ -186,15 +193,17 @@ def _worst_case(request: Request) -> int:
     return request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
 
 
-def make_way(step: Step, head: Request, rank: Rank, mode: Mode = "recompute") -> bool:
-    """While `head` cannot be admitted, preempt running requests of strictly larger `rank`, the worst first.
+def make_way(step: Step, head: Request, victims: Victims, mode: Mode = "recompute") -> bool:
+    """While `head` cannot be admitted, preempt the next of `victims`, running requests that it may displace.
 
     To be called before anything is granted. Returns whether anybody was preempted.
     """
+    if admits(step, head):
+        return False
     preempted = False
-    for victim in strictly_worse(step, head, rank):
-        if admits(step, head):
-            break
+    for victim in victims(step, head):
         preempt(step, victim, mode)
         preempted = True
+        if admits(step, head):
+            break
     return preempted

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -121,16 +122,16 @@ def install(mutant: Mutant) -> None:
 
 
 def _take_code(ours: Any, theirs: Any) -> None:
-    if isinstance(ours, property):
-        _take_code(ours.fget, theirs.fget)
-    elif isinstance(ours, FunctionType):
-        ours.__code__, ours.__defaults__ = theirs.__code__, theirs.__defaults__
-    elif inspect.isclass(ours):
+    if inspect.isclass(ours):
         for name, value in vars(ours).items():
-            if isinstance(value, property) or (
-                isinstance(value, FunctionType) and value.__code__.co_filename != "<string>"
-            ):
+            if name in vars(theirs):
                 _take_code(value, vars(theirs)[name])
+    elif isinstance(ours, property):
+        _take_code(ours.fget, theirs.fget)
+    elif isinstance(ours, cached_property):
+        _take_code(ours.func, theirs.func)
+    elif isinstance(ours, FunctionType) and ours.__code__.co_filename != "<string>":  # as what a dataclass writes
+        ours.__code__, ours.__defaults__ = theirs.__code__, theirs.__defaults__
 
 
 def is_of(value: Any, module: str) -> bool:

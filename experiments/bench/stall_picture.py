@@ -61,7 +61,7 @@ def draw(runs: dict[str, Histories]) -> Figure:
 
 def draw_run(axis: Axes, name: str, past: Histories) -> None:
     blue, orange, *_ = COLOURS
-    requests = sorted(past.requests, key=lambda history: int(history.request_id))
+    requests = in_order(past)
     emitted = [token_times_s(past, history) for history in requests]
     for place, when in enumerate(emitted):
         axis.plot(when, np.full(len(when), place), "|", color=blue, markersize=11)
@@ -69,12 +69,22 @@ def draw_run(axis: Axes, name: str, past: Histories) -> None:
     chunks = [chunk_s(past, grant.row) for phase in prompt.phases for grant in phase.grants]
     axis.broken_barh(chunks, (STREAMS - 0.3, 0.6), facecolor=orange, edgecolor="white", linewidth=0.5)
     axis.axvline(ARRIVES_S, color="black", linestyle=":", linewidth=1)
-    stall = max(np.diff(when).max() for when in emitted[:STREAMS])
-    title = f"longest stall of a stream {stall * 1e3:,.0f} ms, first token of the prompt after {ttft_s(prompt):.2f} s"
+    stall_s = max(stalls_s(past))
+    title = f"longest stall of a stream {stall_s * 1e3:,.0f} ms, first token of the prompt after {ttft_s(prompt):.2f} s"
     axis.set_title(f"{name}: {title}", loc="left", fontsize=10)
     axis.set_yticks(range(STREAMS + 1), [*(f"stream {i + 1}" for i in range(STREAMS)), "long prompt"])
     axis.set_ylim(-0.6, STREAMS + 0.6)
     axis.grid(axis="y", visible=False)
+
+
+def in_order(past: Histories) -> list[History]:
+    """The streams, and after them the long prompt."""
+    return sorted(past.requests, key=lambda history: int(history.request_id))
+
+
+def stalls_s(past: Histories) -> list[float]:
+    """Each stream's longest gap between two tokens."""
+    return [float(np.diff(token_times_s(past, history)).max()) for history in in_order(past)[:STREAMS]]
 
 
 def token_times_s(past: Histories, history: History) -> np.ndarray:

@@ -1,9 +1,10 @@
 """Known ways in which serving engines go wrong, tried on every policy that `policy=` offers.
 
-The engine's own part of them is in tests/framework/test_engine_cases.py.
+The engine's own part of them is in tests/framework/test_engine_*.py.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -20,6 +21,7 @@ NAMES = [option.name for option in options() if option.origin == "schedlab" and 
 all_policies = pytest.mark.parametrize("name", NAMES)
 
 
+@cache
 def of(name):
     return maker(compose([f"policy={name}"]).policy)
 

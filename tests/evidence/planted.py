@@ -87,5 +87,6 @@ def run_planted(make, seed: int, directory: Path, *words: str) -> Path:
     draw = random.Random(f"{make.__name__} {seed}")
     for key, value in {**make(draw), "seed": seed + 1}.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
-    experiment_of(config, resolve(config), settings_of(config)).run(directory)
+    resolved = resolve(config)
+    experiment_of(resolved, settings_of(resolved)).run(directory)
     return directory

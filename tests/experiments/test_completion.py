@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
+import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,10 +80,44 @@ def test_bash_replaces_what_follows_the_last_equals_sign(path, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh here")
-def test_zsh_accepts_its_script(path, tmp_path):
-    script = 'autoload -U compinit && compinit -u\neval "$(schedlab completion zsh)"\nwhence _schedlab'
-    done = subprocess.run(["zsh", "-fc", script], env=path, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "_schedlab", done.stderr
+def test_zsh_completes_what_is_typed(path, tmp_path):
+    """At a terminal, as a user sees it: what belongs to another command before it does not count."""
+    (tmp_path / "rows.csv").touch()
+    shell = Typed(["zsh", "-f", "-i"], {**path, "TERM": "dumb"}, tmp_path)
+    try:
+        shell.type("autoload -U compinit && compinit -u -D\n", "")
+        shell.type('eval "$(schedlab completion zsh)"; PS1="R""EADY>"\n', "READY>")
+        shell.type("schedlab run policy=fc\t", "policy=fcfs ")
+        shell.type("\x15: && schedlab run policy=chunked_prefill policy.chu\t", "nk_size=")
+        shell.type("\x15schedlab comp\t", "compare +completion")
+        shell.type("\x15schedlab trace info ro\t", "rows.csv ")
+    finally:
+        shell.close()
+
+
+class Typed:
+    """A program at a terminal of its own."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], folder: Path) -> None:
+        self._terminal, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+
+    def type(self, text: str, answer: str, within_s: float = 90) -> None:
+        """Type, and wait until the terminal shows what matches `answer`."""
+        os.write(self._terminal, text.encode())
+        shown, until = b"", time.monotonic() + within_s
+        while not re.search(answer.encode(), shown):
+            assert time.monotonic() < until, shown
+            if select.select([self._terminal], [], [], 0.2)[0]:
+                shown += os.read(self._terminal, 4096)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._terminal)
 
 
 def test_another_shell_is_a_mistake(schedlab):

@@ -197,6 +197,11 @@ def test_what_goes_wrong_is_an_outcome():
     assert isinstance(ends[1].error, pool.WorkerLost) and "code 3" in str(ends[2].error)
 
 
+def test_no_processes_are_a_mistake(schedlab):
+    done = schedlab("run", "-m", *QUICK, "policy=fcfs", "hydra/launcher=pool", "hydra.launcher.n_jobs=0")
+    assert done.code == 2 and done.err.startswith("error: hydra.launcher.n_jobs=0: expected 1 or more processes")
+
+
 def test_no_jobs_need_no_process():
     assert dict(pool.run_all(Echo(), [], 2)) == {}
 

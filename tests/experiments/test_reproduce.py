@@ -23,7 +23,8 @@ def test_the_first_and_the_last_variant_of_an_overlay_are_experiments(name):
     last, *_, earliest = first.values() if len(first) > 1 else [*first.values()] * 2
     for words in (last, earliest):
         config = compose.compose([f"experiment={name}", *words])
-        made = experiment_of(config, compose.resolve(config), settings_of(config))
+        resolved = compose.resolve(config)
+        made = experiment_of(resolved, settings_of(resolved))
         assert made.engine.name == "virtual" and not OmegaConf.missing_keys(config)
 
 

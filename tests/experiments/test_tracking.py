@@ -11,6 +11,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,10 @@ def test_the_files_are_an_artifact_that_can_be_moved(sweep, tmp_path, home):
     sent = server.uploads
     for name in ("result.json", "manifest.json", "requests.jsonl.gz", "steps.jsonl.gz", "workload.jsonl.gz"):
         assert sent[name] == (moved / name).read_bytes()
-    assert json.loads(sent["requests.table.json"])["columns"][0] == "request_id"
+    table, requests = json.loads(sent["requests.table.json"]), read_run(moved).requests
+    assert table["nrows"] == len(table["data"]) == 12
+    for name, cells in zip(table["columns"], zip(*table["data"], strict=True), strict=True):
+        assert list(cells) == tracking.plain(list(requests[name]))
 
 
 def test_artifacts_are_staged_in_the_run_directory(sweep, home):
@@ -144,18 +148,30 @@ def test_online_uploads_when_the_run_has_ended(tmp_path, home):
 
 
 @pytest.mark.full
-def test_a_hundred_runs_are_a_hundred_runs_of_one_group(tmp_path, home):
+def test_a_sweep_of_a_hundred_runs_reads_back_run_by_run(tmp_path, home):
     """In processes that are used again, where a tracker that lingers would swallow the next run."""
-    words = ("-m", "seed=range(100)", "hydra/launcher=pool", "hydra.sweep.dir=s", "workload=poisson", "model=tiny")
-    quick = ("engine=stub", "plots=false", "progress=false", "workload.num_requests=12")
-    command = [sys.executable, "-m", "schedlab", "run", *quick, *words]
-    done = subprocess.run(command, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    runs = runs_below(tmp_path)
+    more = ("-m", "policy=fcfs,chunked_prefill", "seed=range(1,51)", "hydra/launcher=pool", "hydra.sweep.dir=s")
+    quick = ("engine=stub", "plots=false", "progress=false", "workload=poisson", "workload.num_requests=40")
+    for words in (["run", *more, *quick], ["compare", "s", "--baseline", "fcfs"]):
+        command = [sys.executable, "-m", "schedlab", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    runs = sorted(tmp_path.glob("s/[0-9]*/wandb/offline-run-*"))
     assert len(runs) == len({run.name.rpartition("-")[2] for run in runs}) == 100
-    for run in runs[::25]:
-        record = next(r["run"] for r in inspect(run) if r["type"] == "run")
-        assert record["run_group"].endswith("/s") and record["display_name"].startswith("fcfs-poisson-")
+    (comparison,) = tmp_path.glob("s/wandb/offline-run-*")
+    with ThreadPoolExecutor(2) as readers:
+        read = list(readers.map(inspect, [*runs, comparison]))
+    started = [next(record["run"] for record in records if record["type"] == "run") for records in read]
+    assert {run["run_group"] for run in started} == {f"{tmp_path.name}/s"}
+    assert [run["job_type"] for run in started] == ["run"] * 100 + ["compare"]
+    assert {run["display_name"] for run in started[:-1]} == {
+        f"{policy}-poisson-{seed}" for policy in ("fcfs", "chunked_prefill") for seed in range(1, 51)
+    }
+    for run, records in zip(runs, read, strict=False):
+        digests = [r["summary"]["update"].get("digest") for r in records if r["type"] == "summary"]
+        assert read_run(run.parents[1]).digest in digests
+        assert {r["artifact"]["type"] for r in records if r["type"] == "artifact"} == {"request-table", "run-files"}
+    assert {r["artifact"]["type"] for r in read[-1] if r["type"] == "artifact"} == {"verdicts"}
 
 
 # ---- things that go wrong ----
