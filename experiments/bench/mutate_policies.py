@@ -9,20 +9,18 @@ the repository's tests. Each mutant runs in a process of its own, forked when th
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
 import inspect
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,17 +28,12 @@ from _pytest.runner import runtestprotocol
 from hypothesis import Phase, settings
 from omegaconf import OmegaConf
 
+from schedlab.experiments.bench.mutants import Mutant, install, is_of, mutants
 from schedlab.experiments.compose import compose
 from schedlab.experiments.policy import maker, options
 from schedlab.framework.policy import Policy
 from schedlab.framework.testing.conformance import BEHAVIOUR, check
 
-FLIPS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
-}  # fmt: skip
-"""The edge moved, and the opposite."""
 HELPERS = ("common", "preemption", "ranking", "victims")
 """Modules of policies that define none; the kit tries them through these policies."""
 THROUGH = ("chunked_prefill", "priority")
@@ -61,29 +54,12 @@ TESTS = (
 )  # fmt: skip
 FIRST = "test_reference_policies"
 """Tried before other tests that have killed as many."""
-DECISIONS = ("test_reference_policies.py", "test_policy_helpers.py", "test_kv_decisions.py")
+DECISIONS = (
+    "test_reference_policies.py", "test_policy_helpers.py", "test_kv_decisions.py", "test_reserving_policies.py",
+)  # fmt: skip
 """What helpers are tried on."""
 REASONS = Path(__file__).with_name("policy_mutants.yaml")
 RESULTS = Path(__file__).parent / "results/policy_mutants.md"
-
-
-# ---- mutants ----
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change of one function: `before` becomes `after`."""
-
-    module: str
-    function: str
-    before: str
-    after: str
-    tree: ast.Module
-
-    @property
-    def key(self) -> str:
-        """What it is called wherever it is spoken of; its line would change with every edit above it."""
-        return f"{self.module.rpartition('.')[2]}.{self.function}: {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True)
@@ -92,101 +68,6 @@ class Fate:
 
     mutant: Mutant
     killed: str | None
-
-
-def mutants(module: ModuleType) -> Iterator[Mutant]:
-    """Comparisons of the module's functions, each moved at its edge and turned round; whole numbers, moved by one."""
-    tree = ast.parse(inspect.getsource(module))
-    for path, function, node in _walk(tree):
-        for change in _changes(node):
-            mutated = copy.deepcopy(tree)
-            target = _at(mutated, path)
-            shown = _shown(tree, path)
-            change(target)
-            after = ast.unparse(_at(mutated, shown))
-            before = ast.unparse(_at(tree, shown))
-            yield Mutant(module.__name__, function, before, after, ast.fix_missing_locations(mutated))
-
-
-Way = tuple[tuple[str, int | None], ...]
-
-
-def _walk(node: ast.AST, path: Way = (), scope: str = "", inside: bool = False) -> Iterator[tuple[Way, str, Any]]:
-    """Comparisons and numbers inside of functions, with the way to each and the name of the function."""
-    if inside and isinstance(node, (ast.Compare, ast.Constant)):
-        yield path, scope, node
-    inside = inside or isinstance(node, ast.FunctionDef)
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        scope = f"{scope}.{node.name}".lstrip(".")
-    for name, value in ast.iter_fields(node):
-        for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST) and not _is_hint(name):
-                yield from _walk(child, (*path, (name, i)), scope, inside)
-
-
-def _is_hint(name: str) -> bool:
-    return name in ("annotation", "returns", "decorator_list")
-
-
-def _at(node: Any, path: Way) -> Any:
-    for name, i in path:
-        node = getattr(node, name) if i is None else getattr(node, name)[i]
-    return node
-
-
-def _shown(tree: ast.AST, path: Way) -> Way:
-    """The way to what tells a reader where the change is: the expression or the simple statement around it."""
-    node = _at(tree, path)
-    while isinstance(node, ast.Constant) or len(ast.unparse(node)) < 12:
-        if isinstance(_at(tree, path[:-1]), (ast.If, ast.For, ast.While, ast.FunctionDef)):
-            break
-        path = path[:-1]
-        node = _at(tree, path)
-    return path
-
-
-def _changes(node: ast.AST) -> list[Callable[[Any], None]]:
-    if isinstance(node, ast.Compare):
-        return [_flip(i, to) for i, op in enumerate(node.ops) for to in FLIPS[type(op)]]
-    assert isinstance(node, ast.Constant)
-    return [_move(1), _move(-1)] if type(node.value) is int else []
-
-
-def _flip(i: int, to: type[ast.cmpop]) -> Callable[[Any], None]:
-    def change(node: Any) -> None:
-        node.ops[i] = to()
-
-    return change
-
-
-def _move(by: int) -> Callable[[Any], None]:
-    def change(node: Any) -> None:
-        node.value += by
-
-    return change
-
-
-def install(mutant: Mutant) -> None:
-    """Give the functions of the imported module the mutant's code, wherever they are referred to."""
-    module = sys.modules[mutant.module]
-    names: dict[str, Any] = {"__name__": mutant.module, "__file__": module.__file__}
-    exec(compile(mutant.tree, str(module.__file__), "exec", dont_inherit=True), names)
-    for name, value in vars(module).items():
-        if _is_of(value, mutant.module):
-            _take_code(value, names[name])
-
-
-def _take_code(ours: Any, theirs: Any) -> None:
-    if isinstance(ours, property):
-        _take_code(ours.fget, theirs.fget)
-    elif isinstance(ours, FunctionType):
-        ours.__code__, ours.__defaults__ = theirs.__code__, theirs.__defaults__
-    elif inspect.isclass(ours):
-        for name, value in vars(ours).items():
-            if isinstance(value, property) or (
-                isinstance(value, FunctionType) and value.__code__.co_filename != "<string>"
-            ):
-                _take_code(value, vars(theirs)[name])
 
 
 # ---- what objects ----
@@ -304,7 +185,7 @@ def _send(pipe: Any, tried: Callable[[], Iterator[Ran]]) -> None:
 def _pointed(items: Sequence[pytest.Item], module: ModuleType) -> list[pytest.Item]:
     """Tests that name what the module defines; for what policies share, those of every policy's decisions."""
     name = module.__name__.rpartition(".")[2]
-    words = [name, *(key for key, value in vars(module).items() if _is_of(value, module.__name__))]
+    words = [name, *(key for key, value in vars(module).items() if is_of(value, module.__name__))]
     if name in HELPERS:
         return [item for item in items if item.path.name in DECISIONS]
     return [item for item in items if any(word in _text(item) for word in words)]
@@ -314,10 +195,6 @@ def _pointed(items: Sequence[pytest.Item], module: ModuleType) -> list[pytest.It
 def _sources() -> dict[str, str]:
     """Text of each policy's module, by name."""
     return {module.__name__.rpartition(".")[2]: inspect.getsource(module) for module in modules([])}
-
-
-def _is_of(value: Any, module: str) -> bool:
-    return getattr(value, "__module__", None) == module
 
 
 def _text(item: pytest.Item) -> str:
@@ -355,13 +232,16 @@ def survey(
     return plugin.fates
 
 
-def table(fates: Sequence[Fate], reasons: dict[str, str]) -> str:
+UNEXPLAINED = "**no test objects**"
+
+
+def table(fates: Sequence[Fate], reasons: Mapping[str, str]) -> str:
     """Markdown: how many of each module were killed, survivors with their reasons, and what killed the others."""
     killed = Counter(fate.mutant.module for fate in fates if fate.killed)
     total = Counter(fate.mutant.module for fate in fates)
     survivors = [fate.mutant.key for fate in fates if fate.killed is None]
     rows = [f"| {module.rpartition('.')[2]} | {count} | {killed[module]} |" for module, count in total.items()]
-    lives = [f"| `{_cell(key)}` | {_cell(reasons.get(key, '**no test objects**'))} |" for key in survivors]
+    lives = [f"| `{_cell(key)}` | {_cell(reasons.get(key, UNEXPLAINED))} |" for key in survivors]
     deaths = [f"| `{_cell(f.mutant.key)}` | {_cell(f.killed.rpartition('/')[2])} |" for f in fates if f.killed]
     return "\n".join(
         [
@@ -389,15 +269,19 @@ def main() -> None:
     reasons = {str(key): str(reason) for key, reason in OmegaConf.load(REASONS).items()}
     started = time.monotonic()
     passed_over = [] if words.explained else list(reasons)
-    fates = survey(words.names, lambda f: print(f"{f.mutant.key}   {f.killed or 'SURVIVES'}", flush=True), passed_over)
-    survivors = [fate.mutant.key for fate in fates if fate.killed is None]
+    fates = survey(words.names, lambda fate: print(_told(fate, reasons), flush=True), passed_over)
+    survivors = [fate for fate in fates if fate.killed is None]
     print(f"\n{len(fates)} mutants, {len(survivors)} survive; {time.monotonic() - started:.0f} s")
-    for key in survivors:
-        print(f"{key}   ({reasons.get(key, 'NO TEST OBJECTS')})")
+    print("\n".join(_told(fate, reasons) for fate in survivors))
     out = words.out or (None if words.names else RESULTS)
     if out is not None:
         out.write_text(table(fates, reasons))
-    sys.exit(any(key not in reasons for key in survivors))
+    sys.exit(any(fate.mutant.key not in reasons for fate in survivors))
+
+
+def _told(fate: Fate, reasons: Mapping[str, str]) -> str:
+    key = fate.mutant.key
+    return f"{key}   {fate.killed or f'SURVIVES: {reasons.get(key, UNEXPLAINED)}'}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from schedlab.experiments.bench.mutate_policies import Fate, install, modules, mutants, table
+from schedlab.experiments.bench.mutants import install, mutants
+from schedlab.experiments.bench.mutate_policies import Fate, modules, table
 from schedlab.policies import fcfs, preemption
 
 
@@ -27,7 +28,7 @@ def test_a_mutant_changes_one_place_and_can_be_installed():
 
 def test_a_property_is_mutated_too():
     """Turned round, `preempt_mode != "auto"` asks an estimator that is not there."""
-    getter = preemption.Preempting.mode.fget
+    getter = preemption.Preempting.mode.func
     before = getter.__code__
     install(next(mutant for mutant in mutants(preemption) if mutant.function == "Preempting.mode"))
     try:

@@ -148,7 +148,7 @@ def victims_under(rule):
         (least_computed, "cdb", "cd", "", "c"),
         (most_computed, "bdc", "", "bd", "b"),
         (oldest, "bcd", "", "b", "bc"),
-        (worst_of(lambda request: request.num_prompt_tokens), "bdc", "", "bd", "b"),
+        (lambda *asked: worst_of(lambda request: request.num_prompt_tokens)(*asked), "bdc", "", "bd", "b"),
     ],
 )
 def test_a_rule_yields_its_victims_in_its_order(rule, of_a, of_b, of_c, of_d):

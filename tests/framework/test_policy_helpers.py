@@ -15,7 +15,7 @@ from scripted import MS, JumpingExecutor, Script, checked, grants, lab, named, p
 from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.testing.harness import Spec, run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
-from schedlab.policies.common import check_chunk, continue_prefills, decode_all
+from schedlab.policies.common import check_chunk, chunked_step, continue_prefills, decode_all
 from schedlab.policies.edf import EDF
 from schedlab.policies.fair import Account, Fair
 from schedlab.policies.fcfs import FCFS
@@ -210,6 +210,20 @@ def test_nothing_is_asked_for_when_the_room_is_used_up():
     made = populated(move)
     made.step()
     assert not any(len(row) for row in made.tables().decisions["refusals"])
+
+
+@pytest.mark.parametrize("chunk_size, asked", [(9, []), (11, ["asked"])])
+def test_an_order_is_asked_for_only_if_somebody_can_be_admitted(chunk_size, asked):
+    """Two decode, and the prompt in line needs eight tokens of the chunk: nothing or two are left."""
+    calls = []
+
+    def move(step):
+        step.preempt(named(step)["p2"])
+        chunked_step(step, lambda step: calls.append("asked") or [], chunk_size)
+
+    made = populated(move)
+    made.step()
+    assert calls == asked
 
 
 @pytest.mark.parametrize("gone, decoded", [(None, "d1"), ("d1", "d2")])
