@@ -273,7 +273,7 @@ def show(found: Sequence[Entry]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 220)
     table = Table(box=None, pad_edge=False)
     for heading in header(found):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap="," not in heading)
     for row in rows(found):
         table.add_row(*row)
     console.print(table)
