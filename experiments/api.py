@@ -7,13 +7,15 @@ of configuration groups, sweeps or trackers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.engines import EngineSetup
+import numpy as np
+
+from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.manifest import describe_run, write_manifest
 from schedlab.experiments.offered import Counted, Logged, offered
 from schedlab.experiments.progress import Quiet
@@ -26,7 +28,7 @@ from schedlab.framework.model.tokenizer import Tokenizer
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.record import Recorder
-from schedlab.framework.request import SLO
+from schedlab.framework.request import NS, SLO
 from schedlab.framework.stages import ClientView
 from schedlab.framework.tables import RunTables
 from schedlab.framework.writer import RunWriter
@@ -74,10 +76,13 @@ class Experiment:
     def name(self) -> str:
         return "-".join(str(self.labels[key]) for key in ("policy", "workload", "seed"))
 
-    def run(self, out: Path | None = None, progress: Quiet | None = None) -> RunResult:
+    def run(
+        self, out: Path | None = None, progress: Quiet | None = None, between: Callable[[Engine], None] | None = None
+    ) -> RunResult:
         """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
-        can be read."""
+        can be read. `between` is called after every step."""
         clock, trace = self.engine.clock(self.clock), self.trace
+        check_window(self.measurement, trace)  # a mistake in it should cost no run
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
@@ -85,7 +90,8 @@ class Experiment:
                     self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
                 )
                 shown.begin(offered(trace))
-                engine.run(self._after_steps(source, shown))
+                with settled_heap() if clock.measures else nullcontext():
+                    engine.run(self._after_steps(source, shown, between))
             counters = {**trace.provenance.counts, **source.lag_us()}
             return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
@@ -106,16 +112,20 @@ class Experiment:
             raise ConfigError("text: expected a model with a tokenizer (model.path=… or model=smollm2), found none")
         return Tokenizer(self.engine.path, self.engine.executor.vocab_size)
 
-    def _after_steps(self, source: Counted, shown: Quiet) -> Callable[[Engine], None] | None:
-        """What happens between steps: texts may end requests, and progress is shown; None if neither."""
+    def _after_steps(
+        self, source: Counted, shown: Quiet, between: Callable[[Engine], None] | None
+    ) -> Callable[[Engine], None] | None:
+        """What happens between steps: texts may end requests, and progress is shown; `between` alone if neither."""
         stop_strings = self._stop_strings()
         if stop_strings is None and not shown.shows:
-            return None
+            return between
 
         def after(engine: Engine) -> None:
             if stop_strings is not None:
                 stop_strings(engine)
             shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
+            if between is not None:
+                between(engine)
 
         return after
 
@@ -171,6 +181,17 @@ class Experiment:
             clock=self.engine.clock_name(self.clock),
             cost=rates_of(self.engine.executor),
             kernels=getattr(self.engine.executor, "kernels", None),
+        )
+
+
+def check_window(measurement: Measurement, trace: Trace) -> None:
+    """ConfigError if it is clear before a run that none of its requests will arrive in the measured window."""
+    if not measurement.windowed or (trace.after is not None and (trace.after >= 0).any()):
+        return  # when a turn that waits for another arrives is the run's to say
+    if len(trace) and not np.any(measurement.inside(trace.arrival_ns)):
+        first, last = trace.arrival_ns[0] / NS, trace.arrival_ns[-1] / NS
+        raise ConfigError(
+            f"measure: no request arrives {measurement.window}; those of {trace.name} do from {first:g} to {last:g} s"
         )
 
 

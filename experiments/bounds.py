@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedlab.experiments.engines import DTYPES, roofline_of
 from schedlab.experiments.offered import WORKLOAD
 from schedlab.framework.cost.bounds import Bound, Demand, Prices, alone_first_ns, bounds, longest_shared, tight
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.request import NS
 from schedlab.framework.tables import Columns, RunTables
 from schedlab.workloads.readers import read
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from schedlab.experiments.table import Run
 
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHOWN = ("ttft/mean", "ttft/p99", "e2e/mean", "e2e/p99", "throughput/output_tokens_per_s")
 TIGHT = 0.1
 
@@ -92,10 +91,7 @@ def datasheet(config: Mapping[str, Any]) -> Coefficients | None:
     fits = name == "cuda" or (name == "cpu" and hardware.get("name") == "cpu")
     if not fits or engine.get("dtype") not in DTYPES or model.get("path"):
         return None
-    from schedlab.experiments.engines import model_preset
-
-    shape, _ = model_preset(model)
-    return Coefficients.from_roofline(Roofline(shape, DTYPES[engine["dtype"]]), lossless(hardware))
+    return Coefficients.from_roofline(roofline_of(model, engine["dtype"]), lossless(hardware))
 
 
 def lossless(keys: Mapping[str, Any]) -> Hardware:

@@ -1,25 +1,22 @@
 """`schedlab calibrate`: measures an engine's own steps over a designed grid and fits the cost profile of this machine.
 
-The real engine runs the grid, driven by a script in place of a policy, so that a duration reaches from one boundary to
-the next with all that happens between. Knows how to run the grid and to judge the fit; the cells are in grid.py, the
-fit is in framework/cost/fit.py.
+Knows how to judge a fit; how the steps are run is in measuring.py, which steps in grid.py, the fit in
+framework/cost/fit.py.
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedlab.experiments.engines import GIB, EngineSetup, hardware_preset, model_preset
-from schedlab.experiments.grid import Cell, Extent, Script, make_cells, swapped_blocks
+from schedlab.experiments.engines import DTYPES, EngineSetup, hardware_preset, roofline_of
+from schedlab.experiments.grid import Extent
+from schedlab.experiments.measuring import Measured, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import (
     FOLDS,
@@ -34,124 +31,38 @@ from schedlab.framework.cost.fit import (
 )
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
-from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
-from schedlab.framework.record import Recorder
-from schedlab.framework.request import EngineRequest
-from schedlab.framework.source import ListSource
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 TOLERATED, TOLERATED_REPEATS = 0.05, 1.5
 """Held-out steps should be modelled within 5 % on average, or within so many times what repeats of one step differ."""
-MIN_PASSES = 2
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""The executor's names of dtypes, and the cost model's."""
-Say = Callable[[str], Any]
-"""What takes lines about how it goes."""
-
-
-# ---- measuring ----
-
-
-class Measured(NamedTuple):
-    """A step that was run, and the cell that it belongs to."""
-
-    cell: int
-    name: str
-    point: Point
-
-
-class LastStep(Recorder):
-    """Remembers of a run what its last step was. `last`: tokens, requests, context, copied blocks."""
-
-    last: tuple[int, ...] = ()
-
-    def step(self, index: int, repeat: int, now_ns: int, duration_ns: int, *figures: Any, **more: Any) -> None:
-        prefill_tokens, decode_tokens, prefills, decodes, context = figures[:5]
-        self.last = (prefill_tokens + decode_tokens, prefills + decodes, context, figures[9])
-
-    def request(self, request: EngineRequest) -> None:
-        pass
-
-
-class Bench:
-    """An engine that runs cells, pass after pass; the first, in which everything warms up, is run at once and dropped.
-
-    `pass_s`: wall seconds of the last pass.
-    """
-
-    def __init__(self, setup: EngineSetup, cells: Sequence[Cell], clock: str = "auto") -> None:
-        self.cells = cells
-        self._block_bytes = setup.executor.block_bytes(setup.config.block_size)
-        host = (swapped_blocks(cells) + 1) * self._block_bytes / GIB
-        config = replace(setup.config, enable_prefix_caching=False, swap_space_gib=host)
-        self._script = Script()
-        self._seen = LastStep(Measurement(config.max_num_seqs, config.num_blocks))
-        source = ListSource([])
-        self._engine = Engine(self._script, setup.executor, source, config, setup.clock(clock), self._seen)
-        self._names, self._passes = count(), 0
-        self.run()
-
-    def run(self) -> list[Measured]:
-        """One pass over all cells, in an order of its own, so that no drift of the machine falls on the same cells."""
-        began = time.perf_counter()
-        order = random.Random(self._passes).sample(range(len(self.cells)), len(self.cells))
-        self._passes += 1
-        measured = [Measured(at, self.cells[at].name, point) for at in order for point in self._points(self.cells[at])]
-        self.pass_s = time.perf_counter() - began
-        return measured
-
-    def _points(self, cell: Cell) -> Iterator[Point]:
-        engine, requests = self._engine, cell.requests(self._names)
-        self._script.follow(cell, requests)
-        for request in requests:
-            engine.submit(request)
-        before = engine.now_ns
-        for work, copies in zip(cell.works, cell.copies, strict=True):
-            engine.step()
-            now = engine.now_ns
-            planned = (work.tokens, work.decodes + work.prefills, work.decode_keys + work.prefill_keys, copies)
-            assert planned == self._seen.last, f"planned {planned}, ran {self._seen.last}"
-            yield Point(replace(work, copied_bytes=copies * self._block_bytes), now - before)
-            before = now
-        assert not engine.num_unfinished, "a cell ends with its requests"
-
-
-def run_grid(
-    setup: EngineSetup, extent: Extent, *, passes: int, budget_s: float, clock: str = "auto", say: Say = print
-) -> list[Measured]:
-    """`passes` passes over the grid, fewer where more would take longer than `budget_s` seconds, but at least two."""
-    extent.check(setup.config)
-    if passes < MIN_PASSES:
-        raise ConfigError(f"calibrate.passes: expected at least {MIN_PASSES}, found {passes}")
-    bench = Bench(setup, make_cells(extent, setup.config.block_size), clock)
-    steps, left = sum(len(cell.moves) for cell in bench.cells), budget_s - bench.pass_s
-    say(f"{steps} steps in {len(bench.cells)} cells, {bench.pass_s:.1f} s a pass; the first one was for warming up")
-    measured: list[Measured] = []
-    for done in range(passes):
-        if done >= MIN_PASSES and left < bench.pass_s:
-            say(f"{done} of {passes} passes: another would exceed calibrate.budget_s={budget_s:g}")
-            break
-        measured += bench.run()
-        left -= bench.pass_s
-    return measured
+MOST_DISTURBED = 4.0
+"""A step that took more than so many times as long as it should counts as that: one in a grid is no average."""
 
 
 # ---- fitting ----
 
 
 def fitted(points: Sequence[Point]) -> Coefficients:
-    """Rates after the typical step, then all of them raised or lowered together to the sum of the measured durations.
+    """Rates after each kind's average step, then all of them raised or lowered together to what steps took on average.
 
-    A robust fit follows the median, but a run's clock adds up all steps, those that something disturbed included.
+    The fit counts little of what disturbed a few steps very much, but a run's clock adds it up.
     """
     rates = fit(points)
-    level = sum(point.duration_ns for point in points) / float(predict_ns(rates, points).sum())
-    scaled = {f.name: getattr(rates, f.name) * level for f in fields(rates) if f.name.endswith("_ns")}
-    return replace(rates, **scaled)
+    return at_level(rates, level(rates, points))
+
+
+def level(rates: Coefficients, points: Sequence[Point]) -> float:
+    """How long steps took on average, of what `rates` say."""
+    durations = np.array([point.duration_ns for point in points], dtype=float)
+    return float(np.minimum(durations / predict_ns(rates, points), MOST_DISTURBED).mean())
+
+
+def at_level(rates: Coefficients, factor: float) -> Coefficients:
+    """`rates` with all times multiplied."""
+    return replace(rates, **{f.name: getattr(rates, f.name) * factor for f in fields(rates) if f.name.endswith("_ns")})
 
 
 def held_out_errors(measured: Sequence[Measured]) -> np.ndarray:
@@ -244,8 +155,7 @@ def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roof
         raise ConfigError(f"engine.dtype={dtype}: expected one of {', '.join(DTYPES)}, which the cost model knows")
     named = "hardware" in compose.overrides() or any(key.startswith("hardware.") for key in compose.overrides())
     hardware = compose.build(config.hardware, "hardware") if named or setup.name == "cuda" else hardware_preset("cpu")
-    shape, _ = model_preset(compose.resolve(config.model))
-    return Roofline(shape, DTYPES[dtype]), hardware
+    return roofline_of(compose.resolve(config.model), dtype), hardware
 
 
 def facts(setup: EngineSetup, clock: str, extent: Extent) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import SLO
+from schedlab.framework.stages import ClientView
 from schedlab.workloads.select import scale_time
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered, Workload
@@ -86,6 +87,7 @@ class Bench:
     slo: SLO
     make_predictor: Callable[[], Predictor | None] = lambda: None
     clock: str = "auto"
+    observed_at: ClientView | None = None
     traces: dict[int, Trace] = field(default_factory=dict)
     known: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
 
@@ -103,13 +105,13 @@ class Bench:
             workload = AtRate(name=self.workload.name, trace=self.trace(seed), rate=rate, **self._stages())
             run = Experiment(
                 policy=self.policies[policy](), workload=cast(Workload, workload), engine=self.make_engine(), seed=seed,
-                slo=self.slo, predictor=self.make_predictor(), clock=self.clock,
+                slo=self.slo, predictor=self.make_predictor(), clock=self.clock, observed_at=self.observed_at,
             ).run()  # fmt: skip
             self.known[key] = run.summary
         return self.known[key]
 
     def _stages(self) -> dict[str, Any]:
-        names = ("max_tokens", "slo_classes", "preparation_s", "delivery_s")
+        names = ("max_tokens", "slo_classes")
         return {name: getattr(self.workload, name) for name in names}
 
     def first_rate(self) -> float:
@@ -328,16 +330,19 @@ def capacity_job(config: DictConfig) -> None:
 
 def bench_of(config: DictConfig, options: Options) -> Bench:
     from schedlab.experiments import compose
+    from schedlab.experiments.checks import check_whole
     from schedlab.experiments.fidelity import policies_of
 
+    check_whole(config.measure, "capacity")
     slo = compose.build_optional(config.slo, "slo")
     if slo is None or (slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None):
         raise ConfigError("capacity: expected an SLO class with a limit, found slo=none; choose one of conf/slo")
     return Bench(
-        policies=policies_of(config, options.policies),
+        policies=policies_of(config, options.policies, "capacity.policies"),
         workload=compose.build(config.workload, "workload"),
         make_engine=lambda: compose.build(config.engine, "engine"),
         slo=slo,
         make_predictor=lambda: compose.build_optional(config.predictor, "predictor"),
         clock=config.clock,
+        observed_at=compose.build_optional(config.observed_at, "observed_at"),
     )

@@ -27,6 +27,13 @@ def check_arguments(name: str, values: Mapping[str, Any], target: Callable[..., 
             raise ConfigError(f"{name}.{key}: expected {spelled(hint)}, found {value!r}".lstrip("."))
 
 
+def check_whole(measure: Mapping[str, Any], command: str) -> None:
+    """ConfigError for a measured window, the node `measure` of the config, where `command` scales times."""
+    for key, value in measure.items():
+        if value is not None:
+            raise ConfigError(f"measure.{key}: {command} scales the times of a whole workload; leave it null")
+
+
 @lru_cache(maxsize=256)
 def parameter_types(target: Callable[..., Any]) -> dict[str, Any]:
     """Parameter types of a class or function; none where they cannot be resolved."""

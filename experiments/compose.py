@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,15 @@ def with_option(config: DictConfig, group: str, name: str) -> DictConfig:
     changed = OmegaConf.create({**config, group: None})
     changed[group] = option[group]
     return changed
+
+
+@contextmanager
+def blaming(key: str) -> Iterator[None]:
+    """What goes wrong inside is the fault of `key`, whose value names what is composed and built there."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        raise ConfigError(f"{key}: {one_line(error)}") from error
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:

@@ -39,8 +39,10 @@ def sections() -> dict[str, Section]:
         "steps": engine_checks.steps,
         "pointwise": kernel_speeds.pointwise,
         "sampling": kernel_speeds.sampling,
+        "products": kernel_speeds.products,
         "graphs": kernel_speeds.graphs,
         "calibration": engine_checks.calibration,
+        "weights": engine_checks.weight_types,
         "tiles": kernel_speeds.tiles,
     }
 

@@ -6,7 +6,9 @@ In Python, models and hardware may be given by the name of their preset: `engine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from schedlab.experiments.checks import check_arguments
 from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
 from schedlab.framework.cost.hardware import Hardware
+from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import Executor
@@ -29,6 +32,8 @@ MEASURES = {
     "virtual": "it advances by modelled durations",
 }
 DEFAULT = {field.name: field.default for field in fields(EngineConfig)}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""The executor's names of dtypes, and the cost model's."""
 MODEL_EXTRAS = ("path", "seed", "weight_dtype")
 """Keys of a model preset that are not part of its shape: where its weights are, or the seed that draws them, and the
 type that they are held in if the engine's is not meant."""
@@ -186,6 +191,20 @@ def stub(model: str | Mapping[str, Any] = "tiny", **limits: Any) -> EngineSetup:
     return EngineSetup("stub", executor, scheduler(executor, shape, limits | room), ("virtual",), extras.get("path"))
 
 
+@contextmanager
+def settled_heap() -> Iterator[None]:
+    """What exists by now, modules and weights among it, is left out of garbage collections.
+
+    One that passes over all of it takes 0.1 s, and that in the middle of some step.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 # ---- parts ----
 
 
@@ -210,6 +229,12 @@ def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[s
     if extras.get("path"):
         return ModelConfig.from_hf(model_directory(extras["path"])), extras
     return ModelConfig.from_mapping({key: value for key, value in model.items() if key not in MODEL_EXTRAS}), extras
+
+
+def roofline_of(model: str | Mapping[str, Any], dtype: str) -> Roofline:
+    """What the cost model knows of `model` on a real engine in `dtype`; the model's own weight_dtype wins."""
+    shape, extras = model_preset(model)
+    return Roofline(shape, extras.get("weight_dtype") or DTYPES[dtype], DTYPES[dtype])
 
 
 def hardware_preset(hardware: str | Hardware) -> Hardware:

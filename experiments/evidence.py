@@ -51,7 +51,14 @@ def report(
     print(f"{path}, and {len(pictures)} pictures in {path.parent / 'plots'}")
 
 
+def metrics() -> None:
+    """Every metric that compare, gates and searches take, with its meaning."""
+    from schedlab.experiments.metrics import show_metrics
+
+    show_metrics()
+
+
 def add_to(app: typer.Typer) -> None:
     """Declare the commands."""
-    for command in (timeline, explain, report):
+    for command in (timeline, explain, report, metrics):
         app.command()(command)

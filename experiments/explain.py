@@ -31,6 +31,11 @@ SAID = {
     "left_out": "left out of decode steps, or idle",
 }
 
+FROM_PYTHON = (
+    "The run was made from Python, and its manifest does not say how to build its policy, model and engine: what "
+    "depends on them is not suggested, and nothing can be tried. For runs of `schedlab run` it is."
+)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -82,12 +87,14 @@ class Explanation:
     weights: float
     time: Mapping[str, float | None]
     named: list[Named]
+    note: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         named = [item.as_json() for item in self.named]
         head = {"title": self.title, "requests": self.requests, "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot)}
         tail = {"slowest_ttft_s": dict(self.slowest_ttft), "slowest_tpot_s": dict(self.slowest_tpot)}
-        return {**head, **tail, "weights_s": self.weights, "time": dict(self.time), "error": ERROR, "causes": named}
+        rest = {"weights_s": self.weights, "time": dict(self.time), "error": ERROR, "causes": named, "note": self.note}
+        return {**head, **tail, **rest}
 
 
 def explain(directory: Path, tried: bool = True) -> Explanation:
@@ -102,7 +109,8 @@ def explain(directory: Path, tried: bool = True) -> Explanation:
     time = {bound: run.summary[f"bound/{bound}"] for bound in ("compute", "memory", "overhead")}
     requests = int(view.parts.has_ttft.sum())
     title, tails = _title(Run(directory, run)), view.slowest()
-    return Explanation(title, requests, view.ttft, view.tpot, *tails, view.weights, time, named)
+    note = None if view.config else FROM_PYTHON
+    return Explanation(title, requests, view.ttft, view.tpot, *tails, view.weights, time, named, note)
 
 
 def _title(run: Run) -> str:
@@ -156,7 +164,7 @@ def lines(explanation: Explanation) -> list[str]:
     for place, item in enumerate(explanation.named, start=1):
         first, *rest = cause_lines(item)
         said += [f"{place}. {first}", *(f"   {line}" for line in rest), ""]
-    return said
+    return said if explanation.note is None else [*said, explanation.note]
 
 
 def _parts(metric: str, parts: Mapping[str, float], slowest: Mapping[str, float], names: tuple[str, ...]) -> list[str]:

@@ -1,14 +1,16 @@
 """`schedlab fidelity`: how far the virtual clock is from the real engine, and how far that is from itself.
 
 One trace, below and above saturation, under each policy: real runs on this machine, and the same on the virtual clock
-with a profile that is measured between the real runs. Knows what is run, compared and tolerated; how steps are measured
-is in calibrate.py, how decisions are taken again in recorded.py, how the result is shown in fidelity_report.py.
+with a profile that is measured meanwhile. A busy clock leaves out what happens between steps, so that cells of the
+calibration run there, and the machine, whatever else it has to do, is the same for both. Knows what is run, compared
+and tolerated; how steps are measured is in measuring.py, how decisions are taken again in recorded.py, how the result
+is shown in fidelity_report.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,8 @@ import numpy as np
 
 from schedlab.experiments import calibrate
 from schedlab.experiments.api import Experiment
-from schedlab.experiments.calibrate import Say
 from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.measuring import MIN_PASSES, Bench, Between, Measured, Say, make_bench
 from schedlab.experiments.recorded import Agreement, decide_again
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
@@ -30,6 +32,7 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import SLO
 from schedlab.framework.source import Source
+from schedlab.framework.stages import ClientView
 from schedlab.framework.tables import RunTables
 from schedlab.workloads.select import scale_time
 from schedlab.workloads.trace import Trace
@@ -44,6 +47,8 @@ METRICS = {
     **{f"{name}/{statistic}": limit for name in ("ttft", "tpot", "e2e") for statistic, limit in STATISTICS.items()},
     "throughput/output_tokens_per_s": 0.05,
 }
+SHARE = 0.5
+"""CPU time of the cells between the steps of a run, of the run's own."""
 AT_ONCE = 1e-9
 """A time scale at which everything arrives at the start: what the makespan says of capacity."""
 
@@ -76,11 +81,15 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One policy at one load: summaries of the real runs and of the virtual one, and whether decisions agree."""
+    """One policy at one load: summaries of the real runs and of the virtual one, and whether decisions agree.
+
+    `level`: how long a step of the grid took during the real runs, of what it took over the whole study.
+    """
 
     policy: str
     load: float
     time_scale: float
+    level: float
     real: tuple[dict[str, Any], ...]
     virtual: dict[str, Any]
     agreements: tuple[Agreement, ...]
@@ -141,12 +150,15 @@ class Setting:
     seed: int = 0
     slo: SLO | None = None
     clock: str = "auto"
+    observed_at: ClientView | None = None
 
-    def run(self, policy: str, time_scale: float, engine: EngineSetup, clock: str) -> RunTables:
+    def run(
+        self, policy: str, time_scale: float, engine: EngineSetup, clock: str, between: Between | None = None
+    ) -> RunTables:
         return Experiment(
             policy=self.policies[policy](), workload=Scaled(self.workload, time_scale), engine=engine, seed=self.seed,
-            slo=self.slo, predictor=self.make_predictor(), clock=clock,
-        ).run()  # fmt: skip
+            slo=self.slo, predictor=self.make_predictor(), clock=clock, observed_at=self.observed_at,
+        ).run(between=between)  # fmt: skip
 
     def virtual(self, policy: str, time_scale: float, limits: EngineConfig, profile: Profile) -> dict[str, Any]:
         engine = EngineSetup("virtual", self.modelled(profile), limits, ("virtual",))
@@ -154,6 +166,8 @@ class Setting:
 
     def decide_again(self, run: RunTables, policy: str, time_scale: float, limits: EngineConfig) -> Agreement:
         source = Scaled(self.workload, time_scale).source(limits.max_model_len, self.slo, self.seed)
+        if self.observed_at is not None:
+            source = self.observed_at.around(source, self.seed)
         executor, predictor = self.modelled(), self.make_predictor()
         return decide_again(run, self.policies[policy](), source, limits, executor, predictor)
 
@@ -162,30 +176,57 @@ class Setting:
         return CostExecutor(model, self.hardware, weight_dtype=weights, kv_cache_dtype=cache, profile=profile)
 
 
+Case = tuple[float, str]
+"""A load and a policy."""
+
+
 class Profiler:
-    """The profile of this machine as it was over the whole study: more is measured between the real runs.
+    """The profile of this machine as it is over the whole study: more is measured during the real runs.
 
     With a profile that was measured before, nothing is.
     """
 
     def __init__(self, setting: Setting, options: calibrate.Options, given: Profile | None, say: Say) -> None:
-        self._setting, self._options, self._given, self._say = setting, options, given, say
-        self._measured: list[calibrate.Measured] = []
+        self._setting, self._given = setting, given
+        self._measured: list[Measured] = []
+        self._during: dict[Case, list[Measured]] = {}
+        self._bench: Bench | None = None
+        self._pauses = False
+        if given is None:
+            engine = setting.make_engine()
+            self._bench = make_bench(engine, options.extent, setting.clock, say)
+            self._pauses = engine.clock_name(setting.clock) == "busy"
+            self.measure()
 
     def measure(self) -> None:
-        if self._given is None:
-            engine, options = self._setting.make_engine(), self._options
-            self._measured += calibrate.run_grid(
-                engine, options.extent, passes=calibrate.MIN_PASSES, budget_s=options.budget_s,
-                clock=self._setting.clock, say=self._say,
-            )  # fmt: skip
+        """Some passes over the grid."""
+        if self._bench is not None:
+            for _ in range(MIN_PASSES):
+                self._measured += self._bench.run()
+
+    def after(self, load: float) -> None:
+        """The real runs at a load are done."""
+        if not self._pauses:
+            self.measure()
+
+    def between(self, case: Case) -> Between | None:
+        """What measures between the steps of a run, if its clock allows that."""
+        if self._bench is None or not self._pauses:
+            return None
+        return Between(self._bench, SHARE, self._during.setdefault(case, []))
 
     def profile(self) -> Profile:
         """From all that was measured so far."""
         if self._given is not None:
             return self._given
-        errors, setting = calibrate.held_out_errors(self._measured), self._setting
-        return calibrate.make_profile(self._measured, errors, setting.roofline, setting.hardware, {})
+        measured = [*self._measured, *(step for steps in self._during.values() for step in steps)]
+        errors, setting = calibrate.held_out_errors(measured), self._setting
+        return calibrate.make_profile(measured, errors, setting.roofline, setting.hardware, {})
+
+    def level(self, profile: Profile, case: Case) -> float:
+        """How long steps took during the runs of `case`, of what `profile` says."""
+        during = self._during.get(case)
+        return calibrate.level(profile.coefficients, [step.point for step in during]) if during else 1.0
 
 
 def study(
@@ -195,40 +236,48 @@ def study(
     """Run everything. A load is the share of the policies' median capacity that the trace asks for."""
     check_lengths(trace := setting.workload.load(setting.seed))
     profiler = Profiler(setting, calibration, profile, say)
-    profiler.measure()
     limits = setting.make_engine().config
     capacity_s = capacities(setting, limits, profiler.profile())
     scales = {load: median(capacity_s.values()) / (load * trace.span_s) for load in loads}
     say("; ".join(f"load {load:g}: time_scale {scale:.4g}" for load, scale in scales.items()))
-    cases = [(load, policy) for load in loads for policy in setting.policies]
-    real: dict[tuple[float, str], list[tuple[dict[str, Any], Agreement]]] = {case: [] for case in cases}
+    real: dict[Case, list[tuple[dict[str, Any], Agreement]]] = {}
     for _ in range(repeats):
         for load in loads:
             for policy in setting.policies:
-                real[load, policy].append(measured_run(setting, policy, load, scales[load], say))
-            profiler.measure()
+                run = measured_run(setting, policy, load, scales[load], profiler.between((load, policy)), say)
+                real.setdefault((load, policy), []).append(run)
+            profiler.after(load)
     final = profiler.profile()
     outcomes = [
-        Outcome(
-            policy, load, scales[load], tuple(summary for summary, _ in real[load, policy]),
-            setting.virtual(policy, scales[load], limits, final),
-            tuple(agreement for _, agreement in real[load, policy]),
-        )
-        for load, policy in cases
-    ]  # fmt: skip
+        outcome(setting, case, scales[case[0]], limits, final, profiler.level(final, case), runs)
+        for case, runs in real.items()
+    ]
     return Study(final, capacity_s, trace.span_s, tuple(outcomes))
 
 
 def measured_run(
-    setting: Setting, policy: str, load: float, scale: float, say: Say
+    setting: Setting, policy: str, load: float, scale: float, between: Between | None, say: Say
 ) -> tuple[dict[str, Any], Agreement]:
     """A real run, and the same decided again."""
     engine = setting.make_engine()
-    run = setting.run(policy, scale, engine, setting.clock)
+    run = setting.run(policy, scale, engine, setting.clock, between)
     agreement = setting.decide_again(run, policy, scale, engine.config)
     told = "equal decisions" if agreement.equal else f"decisions part at step {agreement.first}"
     say(f"{policy} at load {load:g}: {run.summary['makespan_s']:.1f} s, {run.summary['steps']:,} steps, {told}")
     return run.summary, agreement
+
+
+def outcome(
+    setting: Setting, case: Case, scale: float, limits: EngineConfig, profile: Profile, level: float,
+    runs: list[tuple[dict[str, Any], Agreement]],
+) -> Outcome:  # fmt: skip
+    """What the real runs of a case gave, beside the virtual one on the machine as it was during them."""
+    load, policy = case
+    then = replace(profile, coefficients=calibrate.at_level(profile.coefficients, level))
+    summaries, agreements = zip(*runs, strict=True)
+    return Outcome(
+        policy, load, scale, level, summaries, setting.virtual(policy, scale, limits, then), agreements
+    )  # fmt: skip
 
 
 def capacities(setting: Setting, limits: EngineConfig, profile: Profile) -> dict[str, float]:
@@ -287,10 +336,12 @@ def fidelity_job(config: DictConfig) -> None:
 
 def setting_of(config: DictConfig, options: Options) -> Setting:
     from schedlab.experiments import compose
+    from schedlab.experiments.checks import check_whole
 
+    check_whole(config.measure, "fidelity")
     roofline, hardware = calibrate.modelled(config, compose.build(config.engine, "engine"), "fidelity")
     return Setting(
-        policies=policies_of(config, options.policies),
+        policies=policies_of(config, options.policies, "fidelity.policies"),
         workload=compose.build(config.workload, "workload"),
         make_engine=lambda: compose.build(config.engine, "engine"),
         roofline=roofline,
@@ -299,16 +350,19 @@ def setting_of(config: DictConfig, options: Options) -> Setting:
         seed=config.seed,
         slo=compose.build_optional(config.slo, "slo"),
         clock=config.clock,
+        observed_at=compose.build_optional(config.observed_at, "observed_at"),
     )
 
 
-def policies_of(config: DictConfig, names: list[str] | None) -> dict[str, Callable[[], Policy]]:
-    """Makers of the policies of these names with their default knobs; of the configured one if there are no names."""
+def policies_of(config: DictConfig, names: list[str] | None, key: str) -> dict[str, Callable[[], Policy]]:
+    """Makers of the policies that `key` names, with their default knobs; of the configured one if it names none."""
     from schedlab.experiments import compose
 
     def maker(whole: DictConfig) -> Callable[[], Policy]:
+        compose.build(whole.policy, "policy")  # a mistake in it is told before anything runs
         return lambda: compose.build(whole.policy, "policy")
 
     if names is None:
         return {compose.choices(["policy"]).get("policy", "policy"): maker(config)}
-    return {name: maker(compose.with_option(config, "policy", name)) for name in names}
+    with compose.blaming(key):
+        return {name: maker(compose.with_option(config, "policy", name)) for name in names}

@@ -47,7 +47,7 @@ def load_table(study: Study, outcomes: Sequence[Outcome]) -> Table:
     table = Table("error (A/A)", title=f"load {load:g}, time_scale {scale:.4g}", title_justify="left", box=None)
     for outcome in outcomes:
         own = study.capacity_s[outcome.policy] / (scale * study.span_s)
-        table.add_column(f"{outcome.policy} ({own:.2f})", justify="right")
+        table.add_column(f"{outcome.policy} ({own:.2f}, {outcome.level:.2f})", justify="right")
     for key in METRICS:
         table.add_row(key, *(cell(outcome.compared.get(key)) for outcome in outcomes))
     return table
@@ -68,8 +68,9 @@ def verdicts(study: Study) -> list[str]:
     beyond, error = sum(not compared.within for compared in every), study.profile.error
     lines = [
         "error of the virtual clock against the mean of the real runs; A/A: how much the real runs differ; behind a "
-        "policy's name its own load; !: beyond max(5 %, A/A) for means, medians and throughput, max(10 %, A/A) for p90 "
-        "and p99",
+        "policy's name its own load, and how long the same steps took during its runs, of the whole study's average, "
+        "by which its virtual run is made; !: beyond max(5 %, A/A) for means, medians and throughput, max(10 %, A/A) "
+        "for p90 and p99",
         f"{len(every) - beyond} of {len(every)} figures within",
         f"profile: held-out steps {error.held_out_mean:.1%} on average, at most {tolerated(error):.1%} expected",
         f"decisions taken again at the logged times: equal digests in {equal} of {len(agreements)} real runs",

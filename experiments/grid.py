@@ -19,10 +19,14 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.step import Step
 
-DECODE_STEPS = 12
+DECODE_STEPS = 8
 """Decode-only steps of a cell: as in a run, most of them follow another of their kind."""
 PAUSE = 2
 """Decode-only steps before a prompt's: in a run it mostly comes upon caches that decoding has left."""
+SHORT_ENDS, MIXED = (8, 24, 60, 160), (127, 16, 50, 90, 200, 450)
+"""Tokens of a prompt that a hit leaves to compute, alone and beside decodes."""
+BATCHES = (1, 3, 6, 12, 24, 48, 96)
+"""Sizes of batches beside those that double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,11 @@ class Extent:
 
     def check(self, config: EngineConfig) -> None:
         """ConfigError unless an engine of these limits can run the whole grid."""
-        budget = config.max_num_batched_tokens
+        budget, further = config.max_num_batched_tokens, len(MIXED) + 3  # those that come to a batch go on decoding
         for name, found, limit in (
-            ("max_batch", self.max_batch, config.max_num_seqs - 3),
+            ("max_batch", self.max_batch, config.max_num_seqs - further),
             ("max_context", self.max_context, config.max_model_len - 64),
-            ("max_prefill", self.max_prefill, budget - self.max_batch - 1),
+            ("max_prefill", self.max_prefill, budget - self.max_batch - further),
             ("max_cell_tokens", self.max_cell_tokens, config.pool_tokens // 2),
         ):
             if found > limit:
@@ -67,12 +71,16 @@ class Move(NamedTuple):
 class Cell:
     """Requests and the steps they go through, written down as if it had already happened.
 
-    `works` are what the steps compute, in units of `Work` but for copies, which `copies` counts in blocks.
+    `works` are what the steps compute, in units of `Work` but for copies, which `copies` counts in blocks. With a
+    prefix cache, whole blocks that are swapped out are still in it when they are wanted again; `leaders` are the
+    requests whose prompts others begin with.
     """
 
     name: str
     block_size: int
+    prefix_caching: bool = False
     prompts: list[int] = field(default_factory=list)
+    leaders: dict[int, int] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)
@@ -88,6 +96,14 @@ class Cell:
         self._emitted += [0] * len(prompts)
         return list(range(first, len(self.prompts)))
 
+    def add_after(self, leader: int, tokens: int) -> int:
+        """A request whose prompt is that of `leader`, whole blocks that are in the cache, and `tokens` more."""
+        assert self.prefix_caching and not self.prompts[leader] % self.block_size
+        (request,) = self.add(self.prompts[leader] + tokens)
+        self._computed[request] = self.prompts[leader]
+        self.leaders[request] = leader
+        return request
+
     def step(self, *grants: tuple[int, int], decode: bool = False, swap: Sequence[int] = ()) -> None:
         """The next step. A request whose last token this emits is done."""
         copies = sum(self._blocks(i) for i in swap)
@@ -95,7 +111,7 @@ class Cell:
         decoding = [i for i in range(len(self.prompts)) if self._decodes(i)] if decode else []
         work = Work.total(Work.decode(self._computed[i] + 1) for i in decoding)
         for i, tokens in grants:
-            copies += self._blocks(i) if i in self._away else 0
+            copies += self._lost(i) if i in self._away else 0
             self._away.discard(i)
             work += Work.prefill(self._computed[i], tokens, self._advance(i, tokens))
         for i in decoding:
@@ -132,20 +148,32 @@ class Cell:
     def requests(self, names: Iterator[int]) -> list[EngineRequest]:
         """Fresh requests that end with the tokens that this cell lets them emit.
 
-        Their prompts are known by ids, as those of most traces are, since an engine's step makes tokens of them.
+        Their prompts are known by ids, as those of most traces are, since an engine's step makes tokens of them and
+        looks for them in the cache.
         """
-        rows = [next(names) for _ in self.prompts]
-        ids = [range(-(-prompt // self.block_size)) for prompt in self.prompts]
+        rows = [str(next(names)) for _ in self.prompts]
         return [
-            EngineRequest(str(row), 0, prompt, IdContent(i, self.block_size, str(row)), recorded_output_tokens=emitted)
-            for row, prompt, i, emitted in zip(rows, self.prompts, ids, self._emitted, strict=True)
+            EngineRequest(
+                row, 0, prompt, IdContent(self._ids(i), self.block_size, rows[0]), recorded_output_tokens=emitted
+            )
+            for i, (row, prompt, emitted) in enumerate(zip(rows, self.prompts, self._emitted, strict=True))
         ]
+
+    def _ids(self, i: int) -> list[int]:
+        """One for each block of the prompt, a leader's first."""
+        shared = self._ids(self.leaders[i]) if i in self.leaders else []
+        blocks = -(-self.prompts[i] // self.block_size)
+        return shared + [i << 32 | block for block in range(len(shared), blocks)]
 
     def _decodes(self, i: int) -> bool:
         return self._emitted[i] > 0 and i not in self._away
 
     def _blocks(self, i: int) -> int:
         return -(-self._computed[i] // self.block_size)
+
+    def _lost(self, i: int) -> int:
+        """Blocks that must be copied back."""
+        return self._blocks(i) - (self._computed[i] // self.block_size if self.prefix_caching else 0)
 
     def _advance(self, i: int, tokens: int) -> bool:
         """Whether these `tokens` make the request emit one."""
@@ -181,12 +209,12 @@ class Script(Policy):
 # ---- the grid ----
 
 
-def make_cells(extent: Extent, block_size: int) -> list[Cell]:
+def make_cells(extent: Extent, block_size: int, prefix_caching: bool = False) -> list[Cell]:
     """All cells: prefills alone and together, long contexts and short ends of them, decode batches, mixtures, swaps."""
-    new = _Maker(extent, block_size)
+    new = _Maker(extent, block_size, prefix_caching)
     return [
-        *new.prompts(), *new.long_prompts(), *new.short_ends(), *new.several_prompts(), *new.decodes(), *new.mixtures(),
-        *new.swaps(),
+        *new.prompts(), *new.long_prompts(), *new.short_ends(), *new.several_prompts(), *new.decodes(), *new.ragged(),
+        *new.mixtures(), *new.swaps(),
     ]  # fmt: skip
 
 
@@ -207,12 +235,13 @@ def up_to(limit: int, factor: int, start: int = 1) -> list[int]:
 class _Maker:
     """Cells within an extent."""
 
-    def __init__(self, extent: Extent, block_size: int) -> None:
+    def __init__(self, extent: Extent, block_size: int, prefix_caching: bool) -> None:
         self.extent = extent
         self.block_size = block_size
+        self.prefix_caching = prefix_caching
 
     def cell(self, name: str) -> Cell:
-        return Cell(name, self.block_size)
+        return Cell(name, self.block_size, self.prefix_caching)
 
     def prompts(self) -> Iterator[Cell]:
         """One whole prompt a step, from one token to the longest step."""
@@ -241,18 +270,20 @@ class _Maker:
         yield cell
 
     def short_ends(self) -> Iterator[Cell]:
-        """Small chunks after a context, as a prefix that is found in the cache leaves them."""
-        extent = self.extent
-        ends = [tokens for tokens in (8, 24, 60, 160) if tokens <= extent.max_prefill]
+        """Few tokens after a context: of prompts whose beginning is in the cache, or else of one long prompt."""
+        extent, size = self.extent, self.block_size
+        ends = [tokens for tokens in SHORT_ENDS if tokens <= extent.max_prefill]
         for context in up_to(extent.max_context - sum(ends), 3, 64) if sum(ends) < extent.max_context else []:
             cell = self.cell("short end")
             cell.companion()
-            (prompt,) = cell.add(context + sum(ends))
+            found = self.prefix_caching and context >= size
+            context = context // size * size if found else context
+            (prompt,) = cell.add(context + (0 if found else sum(ends)))
             for start in range(0, context, extent.max_prefill):
                 cell.step((prompt, min(extent.max_prefill, context - start)))
             for tokens in ends:
                 cell.pause()
-                cell.step((prompt, tokens))
+                cell.step((cell.add_after(prompt, tokens) if found else prompt, tokens))
             yield cell
 
     def several_prompts(self) -> Iterator[Cell]:
@@ -279,23 +310,40 @@ class _Maker:
                     cell.step(decode=True)
                 yield cell
 
-    def mixtures(self) -> Iterator[Cell]:
-        """Chunks of a further prompt, then two prompts at once, beside batches that decode."""
+    def ragged(self) -> Iterator[Cell]:
+        """Batches of which each request has a context of its own, as in a run."""
         extent = self.extent
-        for batch in up_to(min(extent.max_batch, extent.max_cell_tokens), 4):
+        for batch in BATCHES:
+            longest = min(extent.max_context, 2 * extent.max_cell_tokens // (batch + 1))
+            if 1 < batch <= extent.max_batch and longest >= batch:
+                cell = self.cell("decode")
+                cell.build_up(cell.add(*(longest * (i + 1) // batch for i in range(batch))), extent.max_prefill)
+                for _ in range(DECODE_STEPS):
+                    cell.step(decode=True)
+                yield cell
+
+    def mixtures(self) -> Iterator[Cell]:
+        """What is left of prompts, then two prompts at once and the rest of one, beside batches that decode."""
+        extent, size = self.extent, self.block_size
+        for batch in (n for n in BATCHES if n <= min(extent.max_batch, extent.max_cell_tokens)):
             context = min(256, extent.max_context, extent.max_cell_tokens // batch)
+            found = self.prefix_caching and context >= size
+            context = context // size * size if found else context
             cell = self.cell("mixed")
-            cell.build_up(cell.add(*[context] * batch), extent.max_prefill)
+            cell.build_up(members := cell.add(*[context] * batch), extent.max_prefill)
             chunks = [1]
-            for tokens in (127, 16, 64, 200, 450):
-                if tokens <= extent.max_prefill and sum(chunks) + tokens <= extent.max_context:
+            for tokens in MIXED:
+                seen = context + tokens if found else sum(chunks) + tokens
+                if tokens <= extent.max_prefill and seen <= extent.max_context:
                     chunks.append(tokens)
-            (prompt,) = cell.add(sum(chunks))
+            (prompt,) = (members[0],) if found else cell.add(sum(chunks))
             for tokens in chunks:
                 cell.pause()
-                cell.step((prompt, tokens), decode=True)
-            if extent.max_prefill >= 64:
-                cell.step(*[(i, cell.prompts[i]) for i in cell.add(24, 40)], decode=True)
+                cell.step((cell.add_after(prompt, tokens) if found else prompt, tokens), decode=True)
+            if extent.max_prefill >= 88 and extent.max_context >= 104:
+                whole, cut = cell.add(24, 104)
+                cell.step((whole, 24), (cut, 64), decode=True)
+                cell.step((cut, 40), decode=True)
             yield cell
 
     def swaps(self) -> Iterator[Cell]:

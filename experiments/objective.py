@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from schedlab.experiments.metrics import check_metric
 from schedlab.framework.errors import ConfigError
 
 FAR = 1e9
@@ -26,6 +27,16 @@ class Objective:
     def __post_init__(self) -> None:
         if self.direction not in ("minimize", "maximize"):
             raise ConfigError(f"objective.direction={self.direction}: expected minimize or maximize")
+        for key in self._asked:
+            check_metric(key, "objective.figures")
+        for key, limit in (self.at_most or {}).items():
+            check_metric(key, "objective.at_most")
+            if not limit > 0:
+                raise ConfigError(f"objective.at_most: expected a limit above 0 for {key}, found {limit}")
+
+    @property
+    def _asked(self) -> Sequence[str]:
+        return [self.figures] if isinstance(self.figures, str) else self.figures or ()
 
     def of(self, summary: Mapping[str, Any]) -> float | list[float] | None:
         """One value, or one for each of several figures; None where nothing is asked for."""
@@ -43,8 +54,6 @@ class Objective:
 
 
 def known(key: str, summary: Mapping[str, Any]) -> float:
-    if key not in summary:
-        raise ConfigError(f"objective: no figure {key}; the summary has {', '.join(summary)}")
     if summary[key] is None:
         raise ConfigError(f"objective: {key} is unknown in this run")
     return float(summary[key])

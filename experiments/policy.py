@@ -8,10 +8,13 @@ from __future__ import annotations
 import copy
 import keyword
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +28,8 @@ from schedlab.framework.policy import Policy
 
 TEMPLATE = "package"
 """Folder of the template beside this file: `*.j2` files, with `package` and `name` in their paths filled in."""
+VALUES = ("true", "false", "null", "nan", "inf")
+"""Words that Hydra takes for something else than text."""
 
 
 # ---- check ----
@@ -50,9 +55,12 @@ def check_job(config: DictConfig) -> None:
     for name in settings.only or ():
         if name not in PROPERTIES:
             raise ConfigError(compose.no_such(f"check.only: {name} is no property", name, list(PROPERTIES), "the kit"))
+    make = maker(config.policy)
+    with compose.blaming("check.against"):
+        against = {name: maker(compose.compose([f"policy={name}"]).policy) for name in settings.against}
     report = check(
-        maker(config.policy),
-        against={name: maker(compose.compose([f"policy={name}"]).policy) for name in settings.against},
+        make,
+        against=against,
         seconds=settings.seconds,
         seed=config.seed,
         only=settings.only or tuple(PROPERTIES),
@@ -147,19 +155,42 @@ def _policies(folder: Traversable) -> list[str]:
 def new_package(name: str, folder: Path) -> list[Path]:
     """Write an installable package of one policy into `folder / name`; returns its files.
 
-    ConfigError for a name that is no identifier, or that a policy or a folder has already.
+    ConfigError for a name that cannot be a module's, or that something has already.
     """
-    package = name.replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", package) or keyword.iskeyword(package):
+    package, root = name.replace("-", "_"), folder / name
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
         raise ConfigError(f"policy new {name}: expected a name of small letters, digits, - and _, such as my_policy")
-    taken = {option.name: option.origin for option in options()}
-    if package in taken:
-        raise ConfigError(f"policy new {name}: {taken[package]} has a policy of this name")
-    root = folder / name
-    if root.exists():
-        raise ConfigError(f"policy new {name}: {root} exists already")
+    if (whose := _owner(package, root)) is not None:
+        raise ConfigError(f"policy new {name}: {whose}; choose another name")
     words = {"name": package, "project": name, "class": "".join(map(str.capitalize, package.split("_")))}
     return [_render(source, root, words) for source in _sources()]
+
+
+def _owner(package: str, root: Path) -> str | None:
+    """What makes `package` unusable as the name of a module, a project and an option, in words; None if it is free."""
+    taken = {option.name: option.origin for option in options()}
+    if package in taken:
+        return f"{taken[package]} has a policy of this name"
+    if keyword.iskeyword(package) or keyword.issoftkeyword(package):
+        return "Python has this word for itself"
+    if package in VALUES:
+        return f"policy={package} would be read as a value"
+    if package in sys.stdlib_module_names:
+        return "Python's standard library has a module of this name"
+    if root.exists():
+        return f"{root} exists already"
+    return _installed(package)
+
+
+def _installed(package: str) -> str | None:
+    """Who has the module or the project `package` already, in words; an empty folder of that name has not."""
+    found = find_spec(package)
+    if found is not None and found.origin is not None:
+        return f"a module of this name is installed, {found.origin}"
+    try:
+        return f"the project {distribution(package).name} is installed"
+    except PackageNotFoundError:
+        return None
 
 
 def _sources() -> list[Path]:

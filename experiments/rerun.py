@@ -61,7 +61,7 @@ def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, change
 
     config = (manifest or {}).get("config", {})
     if not repeatable(config):
-        raise ConfigError(f"{directory}: its manifest does not say how to build it; runs of `schedlab run` do")
+        raise ConfigError(f"{directory}: its manifest, of a run from Python, does not say how to build it")
     node = OmegaConf.create({**config, "engine": virtual_engine(config, (manifest or {})["engine"])})
     for key, value in changes.keys.items():
         OmegaConf.update(node, key, value, merge=False, force_add=True)

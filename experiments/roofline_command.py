@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from schedlab.experiments.calibrate import DTYPES, Bench
-from schedlab.experiments.engines import EngineSetup, model_preset
+from schedlab.experiments.engines import DTYPES, EngineSetup, model_preset
 from schedlab.experiments.grid import Cell
+from schedlab.experiments.measuring import Bench
 from schedlab.experiments.roofline import Situation, render, roofline, situations
 from schedlab.framework.cost.model import CostExecutor
 

@@ -67,7 +67,7 @@ def step_work(run: RunTables, roofline: Roofline) -> StepWork:
 
 def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
     """The model and the machine that a manifest names; None for an engine that computes no model."""
-    from schedlab.experiments.engines import MODEL_EXTRAS
+    from schedlab.experiments.engines import DTYPES, MODEL_EXTRAS
     from schedlab.experiments.rerun import repeatable, virtual_engine
     from schedlab.framework.model.config import ModelConfig
 
@@ -77,6 +77,6 @@ def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
     engine = virtual_engine(config, {})
     shape = ModelConfig.from_mapping({k: v for k, v in engine["model"].items() if k not in MODEL_EXTRAS})
     machine = Hardware(**{k: v for k, v in engine["hardware"].items() if k != "_target_"})
-    dtypes = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    weights = engine.get("weight_dtype") or dtypes.get(str(config["engine"].get("dtype")), "bf16")
-    return Roofline(shape, weights, engine.get("kv_cache_dtype", "auto"), engine.get("tensor_parallel", 1)), machine
+    held = DTYPES.get(str(config["engine"].get("dtype")), "bf16")  # by a real engine: its keys and values, and weights
+    weights = engine["model"].get("weight_dtype") or engine.get("weight_dtype") or held
+    return Roofline(shape, weights, engine.get("kv_cache_dtype", held), engine.get("tensor_parallel", 1)), machine

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.experiments.metrics import check_metric
 from schedlab.experiments.replicates import Question, questions
 from schedlab.experiments.statistics import Interval, holm, holm_intervals, interval, pairs_needed, sign_flip
 from schedlab.experiments.table import Comparison, Run
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS
 
 LEVEL = 0.95
 PRIMARY = "goodput/requests_per_s"
@@ -200,8 +200,9 @@ def compare_runs(
     a name that is none, and for directories without runs.
     """
     wanted = [Gate.parse(gate) for gate in gates]
-    for metric in (primary, *(metrics or ())):
-        check_metric(metric, "metric")
+    check_metric(primary, "--primary")
+    for metric in metrics or ():
+        check_metric(metric, "--metric")
     roots = list(dict.fromkeys(Path(directory) for directory in directories))
     found = {root: Comparison.read([root], required=True) for root in roots}
     runs = {root: comparison.runs for root, comparison in found.items()}
@@ -214,11 +215,6 @@ def compare_runs(
         notes.append("nothing to compare: the runs are of one variant")
     total = len(everything.complete)
     return Verdicts(primary, level, answers, judged, tuple(notes), total, everything)
-
-
-def check_metric(metric: str, option: str) -> None:
-    if metric not in SUMMARY_KEYS:
-        raise ConfigError(f"{option} {metric}: no such metric; there are {', '.join(SUMMARY_KEYS)}")
 
 
 # ---- one question ----

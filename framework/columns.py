@@ -36,7 +36,8 @@ class Columns:
 
     def __init__(self, max_num_seqs: int, max_model_len: int, widest: int, block_size: int) -> None:
         self.block_size = block_size
-        self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int64)
+        self.tokens = np.empty((max_num_seqs, max_model_len + 1), dtype=np.int64)
+        self.tokens.fill(0)  # now: a page's first touch may take milliseconds, which no step should
         self.block_tables = np.zeros((max_num_seqs, widest), dtype=np.int64)
         self._cohort: CohortRows | None = None
 

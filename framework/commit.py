@@ -90,7 +90,8 @@ class Commit:
         split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
         decoded = batch.decodes + split if split else batch.decodes
         if decoded:
-            self._advance(decoded, now, batch.steps)
+            for _ in range(batch.steps):  # a chain's tokens all became visible now
+                self._advance(decoded, now)
         ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
         if self.observe is not None:
             prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
@@ -103,12 +104,8 @@ class Commit:
             if (state := self._ended(request, emitted_K)) is not None
         ]
 
-    def _advance(self, decoded: list[EngineRequest], now: int, steps: int) -> None:
-        """`decoded` computed and emitted a token in each of `steps` steps, which all became visible at `now`."""
-        for _ in range(steps):
-            self._advance_one(decoded, now)
-
-    def _advance_one(self, decoded: list[EngineRequest], now: int) -> None:
+    def _advance(self, decoded: list[EngineRequest], now: int) -> None:
+        """`decoded` each computed and emitted a token."""
         cohort = self.ledger.cohort
         if decoded is cohort.members or decoded == cohort.members:
             for gap_ns, count in self.gaps(now):

@@ -10,6 +10,8 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress
+from operator import gt
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +67,16 @@ def digest(*parts: bytes) -> bytes:
 def extend_key(parent: bytes, value: bytes) -> bytes:
     """Key of the content `value` after everything that `parent` stands for."""
     return hashlib.blake2b(value, digest_size=16, key=parent).digest()
+
+
+def _extended(parent: bytes, values: Sequence[bytes]) -> bytes:
+    """`extend_key` of each value, joined; a keyed hash is cheaper to copy than to begin."""
+    begun, keys = hashlib.blake2b(digest_size=16, key=parent), []
+    for value in values:
+        h = begun.copy()
+        h.update(value)
+        keys.append(h.digest())
+    return b"".join(keys)
 
 
 def stream_tokens(key: bytes, start: int, stop: int, vocab_size: int) -> np.ndarray:
@@ -125,26 +137,21 @@ class IdContent:
         self.seed = seed
 
     def chain(self, num_tokens: int, block_size: int) -> Chain:
-        keys: list[bytes] = []
-        ends: list[int] = []
+        ids = self.ids[: -(-num_tokens // self.width)]
+        widths = [self.width] * len(ids)
+        if ids:
+            widths[-1] = min(self.width, num_tokens - self.width * (len(ids) - 1))
         key = digest(b"ids", self.namespace.encode())
-        covered, blocks = 0, 0
-        for block_id in self.ids:
-            width = min(self.width, num_tokens - covered)
-            if width <= 0:
-                break
-            key = extend_key(key, b"%d:%d" % (block_id, width))
-            covered += width
-            if covered // block_size > blocks:  # a block belongs to the id that holds its last token
-                blocks = covered // block_size
-                keys.append(key)
-                ends.append(blocks)
-        return Chain(keys, ends)
+        keys = [key := extend_key(key, b"%d:%d" % named) for named in zip(ids, widths, strict=True)]
+        ends = [covered // block_size for covered in accumulate(widths)]
+        whole = list(map(gt, ends, [0, *ends]))  # a block belongs to the id that holds its last token
+        return Chain(list(compress(keys, whole)), list(compress(ends, whole)))
 
     def tokens(self, num_tokens: int, vocab_size: int) -> np.ndarray:
         scope = digest(b"id-tokens", b"%d" % self.seed, self.namespace.encode())
         needed = self.ids[: -(-num_tokens // self.width)]
-        words = np.array([_first_word(extend_key(scope, b"%d" % block_id)) for block_id in needed], dtype=_U64)
+        keys = _extended(scope, [b"%d" % block_id for block_id in needed])
+        words = np.frombuffer(keys, dtype="<u8")[::2].astype(_U64)  # the first half of each key
         places_IW = words[:, None] + np.arange(self.width, dtype=_U64)  # all streams at once: a step may wait for this
         tokens = _scrambled(places_IW.ravel()[:num_tokens], vocab_size)
         if len(tokens) == num_tokens:

@@ -29,7 +29,7 @@ def batch_text(preempted: Pairs, grants: Grants, decodes: Decodes, decodes_at: i
     if not grants and not preempted and decodes == "all":
         return ALL_DECODES
     victims = pairs_text(preempted) if preempted else ""
-    granted = ",".join([f"[{quote(request_id)},{tokens}]" for request_id, tokens in grants])
+    granted = ",".join([f"[{quote(request_id)},{tokens}]" for request_id, tokens in grants]) if grants else ""
     decoded = '"all"' if decodes == "all" else f"[{','.join(map(quote, decodes))}]"
     place = decodes_at if decodes else 0
     return f'"preempted":[{victims}],"grants":[{granted}],"decodes":{decoded},"decodes_at":{place}'

@@ -13,14 +13,16 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
-from schedlab.framework import fast_forward, invariants, journal
+from schedlab.framework import invariants, journal
 from schedlab.framework.batch import Batch
 from schedlab.framework.chain import chain_limit, take_chain
-from schedlab.framework.clock import Clock
+from schedlab.framework.chained_jump import ChainedJumper
+from schedlab.framework.clock import Clock, VirtualClock
 from schedlab.framework.columns import Columns
 from schedlab.framework.commit import Commit
 from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError
 from schedlab.framework.executor import Executor, StepResult
+from schedlab.framework.fast_forward import Jump, Jumper
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
 from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
@@ -80,7 +82,7 @@ class Engine:
         self.commit = Commit(
             self.ledger, self.columns, recorder, config, executor.eos_token_ids, self.finish, self._observe
         )
-        self._jump = fast_forward.jumper(self) if config.fast_forward else None
+        self._jump = self._jumper() if config.fast_forward else None
 
     def _allocate(self) -> Ledger:
         config, executor = self.config, self.executor
@@ -102,6 +104,13 @@ class Engine:
         config = self.config
         widest = min(-(-config.max_model_len // config.block_size), config.num_blocks)
         return Columns(config.max_num_seqs, config.max_model_len, widest, config.block_size)
+
+    def _jumper(self) -> Jump | None:
+        """How standing steps are jumped over; None if they must be stepped: where time is measured, or where a step of
+        a fixed decode set costs more than a function of the sum of contexts."""
+        if not (isinstance(self.clock, VirtualClock) and getattr(self.executor, "jumpable", False)):
+            return None
+        return ChainedJumper(self) if self.config.max_chained_steps > 1 else Jumper(self)
 
     # -- running --
 
@@ -236,11 +245,14 @@ class Engine:
         step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
         scheduler_us = self._schedule(step)
         decision = step.close()
-        self._check(decision)
+        held = decision.hold_until_ns is not None
+        if held:
+            self._check_held(decision)
+        else:
+            self._check(decision)
         if decision.idle_until_ns is not None:
             self._idle(decision)
             return
-        held = decision.hold_until_ns is not None
         if held and self.config.honour_holds:
             self.standing_until = decision.hold_until_ns
             if self._jump is not None:
@@ -290,14 +302,13 @@ class Engine:
                 raise PolicyStalled(self.name, f"idle_until({until_ns / 1e9} s) at {now_ns / 1e9} s never wakes")
         elif not (decision.prefills or decision.decodes):
             raise PolicyStalled(self.name, "granted nothing and did not idle: " + self._head_lacks(decision))
-        if decision.hold_until_ns is not None and not self._may_hold(decision):
-            raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
 
-    def _may_hold(self, decision: Decision) -> bool:
+    def _check_held(self, decision: Decision) -> None:
         decodes, members = decision.decodes, self.ledger.cohort.members
-        if decision.prefills or decision.preempted or not decodes:
-            return False
-        return decodes is members or decodes == members
+        all_decode = decodes and (decodes is members or decodes == members)
+        if decision.prefills or decision.preempted or decision.idle_until_ns is not None or not all_decode:
+            self._check(decision)
+            raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
 
     def _head_lacks(self, decision: Decision) -> str:
         ledger = self.ledger
@@ -312,14 +323,10 @@ class Engine:
     def _execute(self, decision: Decision, scheduler_us: float, steps: int) -> None:
         batch = self._batch(decision, steps)
         result = self.executor.execute(batch)
-        duration = self._pass(result.duration_ns, decision)
-        journal.log_step(self, decision, batch, result, duration, scheduler_us)
-        self.commit.apply(decision, batch, result, self.clock.now())
-
-    def _pass(self, modelled_ns: int, decision: Decision) -> int:
-        """The iteration ended; returns how long it lasted on the engine's clock."""
-        self.clock.stop(modelled_ns)
-        return self.clock.now() - decision.now_ns
+        self.clock.stop(result.duration_ns)
+        now = self.clock.now()
+        journal.log_step(self, decision, batch, result, now - decision.now_ns, scheduler_us)
+        self.commit.apply(decision, batch, result, now)
 
     def _idle(self, decision: Decision) -> None:
         """The policy chose to wait: run pending copies, pass the time, move what was preempted."""
@@ -327,7 +334,8 @@ class Engine:
         batch, result, duration = self._batch(decision), StepResult(0), 0
         if batch.copies_out:
             result = self.executor.execute(batch)
-            duration = self._pass(result.duration_ns, decision)
+            self.clock.stop(result.duration_ns)
+            duration = self.clock.now() - decision.now_ns
         journal.log_step(self, decision, batch, replace(result, bound=None), duration, 0.0)
         self.commit.move(decision)
         wake = min(decision.idle_until_ns, self.next_event_ns())
@@ -338,7 +346,7 @@ class Engine:
         ledger, decodes = self.ledger, decision.decodes
         cohort = ledger.cohort
         if decodes is cohort.members:
-            context = cohort.context + len(decodes)
+            context = cohort.total_base + len(decodes) * (cohort.tick + 1)
             decodes = list(decodes) if decision.prefills else decodes  # members change when a prompt is done
         else:
             context = sum([request.num_computed_tokens for request in decodes]) + len(decodes)

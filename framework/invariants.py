@@ -7,6 +7,9 @@ the framework, so both assert. Knows the ledger's parts; changes nothing.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +17,14 @@ import numpy as np
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.tables import integers
 
 if TYPE_CHECKING:
     from schedlab.framework.step import Decision
+
+
+_ORDER, _ADMISSION, _STATE = attrgetter("order"), attrgetter("admission"), attrgetter("_state")
+_OWNED, _TABLE = attrgetter("slot", "num_published"), attrgetter("block_table")
 
 
 def check_step(decision: Decision, budget: int, ledger: Ledger) -> None:
@@ -43,36 +51,38 @@ def audit(ledger: Ledger) -> None:
 
 
 def _audit_places(ledger: Ledger) -> None:
-    waiting, running = list(ledger.waiting), list(ledger.running)
-    assert [r.order for r in waiting] == sorted(r.order for r in waiting), "waiting is not in arrival order"
-    assert [r.admission for r in running] == sorted(r.admission for r in running), "running is not in admission order"
-    assert not set(waiting) & set(running), "a request waits and runs"
-    assert all(r._state in ("waiting", "preempted", "swapped") for r in waiting), "a waiting request in a wrong state"
-    assert all(r._state == "running" for r in running), "a running request in a wrong state"
-    assert sorted(r.admission for r in ledger.prefilling + ledger.cohort.members) == [r.admission for r in running]
+    waiting, running = ledger.waiting, list(ledger.running)
+    assert _ascending(map(_ORDER, waiting)), "waiting is not in arrival order"
+    assert _ascending(map(_ADMISSION, running)), "running is not in admission order"
+    assert ledger.running.keys().isdisjoint(waiting), "a request waits and runs"
+    assert {*map(_STATE, waiting)} <= {"waiting", "preempted", "swapped"}, "a waiting request in a wrong state"
+    assert {*map(_STATE, running)} <= {"running"}, "a running request in a wrong state"
+    assert sorted(map(_ADMISSION, ledger.prefilling + ledger.cohort.members)) == [*map(_ADMISSION, running)]
     slots = [r.slot for r in running] + ledger.free_slots
     assert len(slots) == len(set(slots)), "a slot is in two places"
-    for request in waiting:
-        assert not request.block_table and request.slot == -1 and request.num_published == 0, (
-            f"{request} owns something"
-        )
+    assert {*map(_OWNED, waiting)} <= {(-1, 0)} and not any(map(_TABLE, waiting)), "a waiting request owns something"
+
+
+def _ascending(numbers: Iterable[int]) -> bool:
+    found = list(numbers)
+    return found == sorted(found)
 
 
 def _audit_blocks(ledger: Ledger) -> None:
     cache, pool = ledger.cache, ledger.pool
-    cached = np.zeros(pool.num_blocks, dtype=np.int64)
-    np.add.at(cached, [block for run in cache.index.values() for block in run.blocks], 1)
+    indexed = [*chain.from_iterable(run.blocks for run in cache.index.values())]
+    cached = np.bincount(integers(indexed), minlength=pool.num_blocks)
     owners = np.zeros(pool.num_blocks, dtype=np.int64)
     for request in ledger.running:
-        table = np.array(request.block_table, dtype=np.int64)
-        assert len(np.unique(table)) == len(table), f"{request}: a block is twice in its table"
+        table = integers(request.block_table)
+        assert len(set(request.block_table)) == len(table), f"{request}: a block is twice in its table"
         assert len(table) == ledger.blocks_for(request.num_computed_tokens), f"{request}: table of the wrong length"
         owners[table] += 1
     unowned = sum(run.num_unowned for run in cache.index.values())
     assert unowned == cache.num_unowned, f"{cache.num_unowned} unowned blocks counted, {unowned} found"
     assert cached.max(initial=0) <= 1, "a block is cached twice"
     assert not ((owners > 1) & (cached == 0)).any(), "an unpublished block has two owners"
-    free = np.bincount(np.array(pool.free, dtype=np.int64), minlength=pool.num_blocks)
+    free = np.bincount(integers(pool.free), minlength=pool.num_blocks)
     assert (free + ((owners > 0) | (cached > 0)) == 1).all(), "a block was lost, or is free and in use"
     assert not cache.remains, "remains outlived their step"
 
@@ -83,14 +93,15 @@ def _audit_runs(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
     held: dict[bytes, list[int]] = {}
     for request in ledger.running:
         left = request.num_published
-        assert request.block_table[:left] == [
-            b for run, n in cache._runs(request.chain, 0, left) for b in run.blocks[:n]
-        ]
+        published = chain.from_iterable(run.blocks[:n] for run, n in cache._runs(request.chain, 0, left))
+        assert request.block_table[:left] == [*published], f"{request}: not the blocks that it published"
         for key, start, stop in _groups(request):
             if start < left:
                 held.setdefault(key, []).append(min(stop, left) - start)
     for key, run in cache.index.items():
         assert run.blocks, "an empty run is indexed"
+        unowned = len(run.blocks) - (run.held[-1] if run.held else 0)
+        assert run.num_unowned == unowned, f"a run counts {run.num_unowned} unowned blocks and has {unowned}"
         assert run.held == sorted(held.get(key, [])), "a run's owners are not those that hold it"
         assert (run in cache.lru) == (run.num_unowned > 0), "a run is evictable without unowned blocks, or the reverse"
     for request, groups in present.items():
@@ -120,21 +131,24 @@ def _audit_cohort(ledger: Ledger) -> None:
 
 
 def _audit_host(ledger: Ledger) -> None:
-    used = [block for r in ledger.waiting for block in r.host_blocks]
+    used = [*chain.from_iterable(r.host_blocks for r in ledger.waiting)]
     assert sorted(used + ledger.host.free) == list(range(ledger.host.num_blocks)), "host blocks were lost or shared"
     for request in ledger.waiting:
-        expected = ledger.blocks_for(request._computed) if request._state == "swapped" else 0
-        assert len(request.host_blocks) == expected, f"{request}: {len(request.host_blocks)} host blocks"
+        if used or request._state == "swapped":
+            expected = ledger.blocks_for(request._computed) if request._state == "swapped" else 0
+            assert len(request.host_blocks) == expected, f"{request}: {len(request.host_blocks)} host blocks"
 
 
 def _audit_hits(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
     cache = ledger.cache
     for request in ledger.waiting:
-        groups, chain = present[request], request.chain
-        before = chain.ends[groups - 2] if groups > 1 else 0
-        cached = before + len(cache.index[chain.keys[groups - 1]].blocks) if groups else 0
-        limit = min((request.num_tokens - 1) // cache.block_size, chain.num_blocks)
-        assert cache.hit_blocks(request) == min(cached, limit), f"{request}: its hit is out of date"
+        groups, cached = present[request], 0
+        if groups:
+            keys, ends = request.chain.keys, request.chain.ends
+            before = ends[groups - 2] if groups > 1 else 0
+            limit = min((request._tokens - 1) // cache.block_size, ends[-1])  # whoever waits does not tick
+            cached = min(before + len(cache.index[keys[groups - 1]].blocks), limit)
+        assert cache.hit_blocks(request) == cached, f"{request}: its hit is out of date"
     promised: Counter[bytes] = Counter()
     for request in ledger.running:
         promised.update(

@@ -23,8 +23,8 @@ def log_step(
     log_decision(engine, decision, batch.decodes, batch.steps)
     decodes, prefills, ledger = batch.decodes, batch.prefills, engine.ledger
     context = batch.decode_context
-    if prefills:
-        context += sum([start + count for _, start, count in prefills])
+    for _, start, count in prefills:
+        context += start + count
     engine.recorder.step(
         engine.num_steps, batch.steps, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills),
         len(decodes), context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free,
@@ -41,17 +41,21 @@ def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest
     if all_decoded and not (decision.prefills or decision.preempted or decision.refusals):
         engine.recorder.decode_all(engine.num_steps, decision.now_ns, steps)
         return
+    grants, starts = [], []
+    for request, start, count in decision.prefills:
+        grants.append((request._request_id, count))
+        starts.append(start)
     idle = decision.idle_until_ns
     engine.recorder.decision(
         engine.num_steps,
         decision.now_ns,
-        [(victim._request_id, mode) for victim, mode, _ in decision.preempted],
-        [(request._request_id, count) for request, _, count in decision.prefills],
-        "all" if all_decoded else [request._request_id for request in decodes],
+        [(victim._request_id, mode) for victim, mode, _ in decision.preempted] if decision.preempted else [],
+        grants,
+        "all" if all_decoded else [request._request_id for request in decodes] if decodes else [],
         decision.decodes_at,
         decision.refusals,
         None if idle is None or math.isinf(idle) else int(idle),
-        [start for _, start, _ in decision.prefills],
+        starts,
     )
     if steps > 1:
         engine.recorder.decode_all(engine.num_steps + 1, decision.now_ns, steps - 1)

@@ -46,8 +46,8 @@ class Ledger:
         self.host = HostPool(num_host_blocks)
         self.cohort = DecodeCohort(block_size)
         self.queue = Lineup()
-        self.queue.view = QueueView(self.queue.requests)
         self.waiting = self.queue.requests
+        self.waiting_view = QueueView(self.waiting)
         self.running: dict[EngineRequest, None] = {}
         self.prompts = Lineup()
         self.prefilling = self.prompts.requests
@@ -129,8 +129,10 @@ class Ledger:
 
     def grow(self, requests: Collection[EngineRequest]) -> None:
         """One more block to each of `requests`."""
-        for request, block in zip(requests, self.cache.allocate(len(requests)), strict=True):
-            request.block_table.append(block)
+        free = self.pool.free
+        blocks = free if len(requests) <= len(free) else self.cache.allocate(len(requests))[::-1]
+        for request in requests:
+            request.block_table.append(blocks.pop())
 
     def extend(self, request: EngineRequest, tokens: int) -> None:
         """Blocks for `tokens` more of a running request."""

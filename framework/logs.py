@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from schedlab.framework.errors import ConfigError
@@ -23,28 +24,48 @@ def partial_path(directory: Path, table: str) -> Path:
 
 
 class GzipLog:
-    """A text file compressed as it grows, under a `.partial` name until it is whole."""
+    """A text file compressed as it grows, under a `.partial` name until it is whole.
 
-    def __init__(self, directory: Path, table: str) -> None:
+    Compressing is a tenth of a virtual run's work and needs no interpreter, so `thread`, which has one worker, does it
+    beside the run. What goes wrong there (a full disk) is raised by the next call.
+    """
+
+    def __init__(self, directory: Path, table: str, thread: Executor) -> None:
         self._path = log_path(directory, table)
         self._partial = partial_path(directory, table)
         self._file = self._partial.open("wb")
         self._stream = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+        self._thread = thread
+        self._pending: list[Future[None]] = []
 
     def write(self, text: str) -> None:
-        self._file.write(self._stream.compress(text.encode()))
+        self.settle()  # at most one piece is on its way
+        self._pending.append(self._thread.submit(self._compress, text))
 
     def sync(self) -> None:
-        """Make everything written so far readable."""
-        self._file.write(self._stream.flush(zlib.Z_SYNC_FLUSH))
-        self._file.flush()
+        """Make everything written so far readable, soon."""
+        self._pending.append(self._thread.submit(self._flush))
+
+    def settle(self) -> None:
+        """Wait until what was passed on before is on disk."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
 
     def close(self, *, whole: bool) -> None:
         """End the stream; a whole log gets its final name."""
+        self.settle()
         self._file.write(self._stream.flush())
         self._file.close()
         if whole:
             self._partial.replace(self._path)
+
+    def _compress(self, text: str) -> None:
+        self._file.write(self._stream.compress(text.encode()))
+
+    def _flush(self) -> None:
+        self._file.write(self._stream.flush(zlib.Z_SYNC_FLUSH))
+        self._file.flush()
 
 
 def log_lines(path: Path, *, whole: bool) -> Iterator[list[str]]:

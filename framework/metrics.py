@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.framework.errors import ConfigError
 from schedlab.framework.histogram import Histogram
 from schedlab.framework.request import NS, SLO, to_ns
 from schedlab.framework.step_totals import BOUNDS, StepTotals
@@ -113,6 +114,10 @@ class Measurement:
     stop_s: float | None = None
     at_client: bool = False
 
+    def __post_init__(self) -> None:
+        if self.start_s is not None and self.stop_s is not None and not self.start_s < self.stop_s:
+            raise ConfigError(f"measure: expected start_s < stop_s, found {self.start_s:g} and {self.stop_s:g}")
+
     @property
     def windowed(self) -> bool:
         return self.start_s is not None or self.stop_s is not None
@@ -122,6 +127,12 @@ class Measurement:
         after = True if self.start_s is None else ns >= to_ns(self.start_s)
         before = True if self.stop_s is None else ns < to_ns(self.stop_s)
         return after & before
+
+    @property
+    def window(self) -> str:
+        """The measured window in words."""
+        start, stop = (bound if bound is None else f"{bound:g}" for bound in (self.start_s, self.stop_s))
+        return f"from {start or 0} s on" if stop is None else f"in [{start or 0}, {stop}) s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ Knows chains, blocks and owners; knows nothing of policies, budgets or time.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from operator import sub
 
 from schedlab.framework.block_pool import BlockPool
 from schedlab.framework.content import Chain
@@ -19,20 +20,17 @@ from schedlab.framework.request import EngineRequest
 class Run:
     """The cached blocks of one identity group, first to last; `held` has one entry an owner: how many it owns, sorted.
 
-    Owners hold prefixes, so the blocks beyond the largest entry are unowned and may be evicted, last one first. `key`
-    is None for the remains of a preempted request, which become publishable when the step commits.
+    Owners hold prefixes, so the `num_unowned` blocks beyond the largest entry may be evicted, last one first. `key` is
+    None for the remains of a preempted request, which become publishable when the step commits.
     """
 
-    __slots__ = ("blocks", "held", "key")
+    __slots__ = ("blocks", "held", "key", "num_unowned")
 
     def __init__(self, key: bytes | None, blocks: list[int]) -> None:
         self.key = key
         self.blocks = blocks
         self.held: list[int] = []
-
-    @property
-    def num_unowned(self) -> int:
-        return len(self.blocks) - (self.held[-1] if self.held else 0)
+        self.num_unowned = len(blocks)
 
 
 class PrefixCache:
@@ -72,6 +70,7 @@ class PrefixCache:
     def _evict(self, count: int) -> None:
         for run, blocks in self._victims(count):
             del run.blocks[len(run.blocks) - len(blocks) :]
+            run.num_unowned -= len(blocks)
             self.num_unowned -= len(blocks)
             self.pool.give_back(blocks)
             if not run.num_unowned:
@@ -150,9 +149,12 @@ class PrefixCache:
 
     def unowned_in_hit(self, request: EngineRequest, hit: int) -> int:
         """How many of the first `hit` cached blocks nobody owns yet: adopting them makes `num_free` fall by as much."""
-        return sum(
-            max(count - (run.held[-1] if run.held else 0), 0) for run, count in self._runs(request.chain, 0, hit)
-        )
+        unowned = 0
+        for run, count in self._runs(request.chain, 0, hit):
+            owned = len(run.blocks) - run.num_unowned
+            if count > owned:
+                unowned += count - owned
+        return unowned
 
     def adopt(self, request: EngineRequest, hit: int) -> list[int]:
         """Take ownership of the first `hit` blocks of the request's chain; returns them in order."""
@@ -165,13 +167,12 @@ class PrefixCache:
 
     def release(self, request: EngineRequest) -> None:
         """Give up the request's published blocks; they stay cached, its last run being the first to be evicted."""
-        runs = list(self._runs(request.chain, 0, request.num_published))
+        runs = self._runs(request.chain, 0, request.num_published)
         if self._used is not None:
             self._used([run for run, _ in runs])
         for run, count in reversed(runs):
-            before = run.num_unowned
             del run.held[bisect_left(run.held, count)]
-            self._note_unowned(run, before, touch=True)
+            self._note_unowned(run, touch=True)
         request.num_published = 0
 
     def publish(self, request: EngineRequest, whole: int) -> None:
@@ -182,45 +183,50 @@ class PrefixCache:
         chain, table = request.chain, request.block_table
         whole = min(whole, chain.num_blocks)
         done = request.num_published
+        group = _group_of(chain, done) if done < whole else 0
+        start = chain.ends[group - 1] if group else 0
         while done < whole:
-            group = _group_of(chain, done)
-            start, stop = _span(chain, group)
-            run = self._run_for(chain.keys[group])
+            key, stop = chain.keys[group], chain.ends[group]
+            run = self._run_for(key)
             have, want = done - start, min(stop, whole) - start
-            self._drop_duplicates(run, table, start, have, want)
-            self._grow(run, table[start + len(run.blocks) : start + want])
+            if len(run.blocks) > have:
+                self._drop_duplicates(run, table, start, have, min(len(run.blocks), want))
+            if len(run.blocks) < want:
+                self._grow(run, table[start + len(run.blocks) : start + want])
             self._hold(run, have, want)
             done = start + want
             if done == stop and group < request.promised_groups:
-                self._computed(chain.keys[group])
+                self._computed(key)
+            start, group = stop, group + 1
         request.num_published = done
 
-    def _drop_duplicates(self, run: Run, table: list[int], start: int, have: int, want: int) -> None:
-        live = min(len(run.blocks), want)
-        if live > have:
-            own = table[start + have : start + live]
-            table[start + have : start + live] = run.blocks[have:live]
-            self.pool.give_back(own)
+    def _drop_duplicates(self, run: Run, table: list[int], start: int, have: int, live: int) -> None:
+        """The blocks `have .. live` of the group, which begins at `start` in the table, are in the cache already."""
+        own = table[start + have : start + live]
+        table[start + have : start + live] = run.blocks[have:live]
+        self.pool.give_back(own)
 
     def _grow(self, run: Run, blocks: list[int]) -> None:
-        if blocks:
-            run.blocks.extend(blocks)
-            self.num_unowned += len(blocks)  # until the publisher holds them
-            assert run.key is not None
-            self._notify(run.key)
+        """`run` has so many more blocks, unowned until their publisher holds them."""
+        run.blocks.extend(blocks)
+        run.num_unowned += len(blocks)
+        self.num_unowned += len(blocks)
+        assert run.key is not None
+        self._notify(run.key)
 
     def _hold(self, run: Run, have: int, want: int) -> None:
         """An owner of `have` blocks of the run now owns `want`."""
-        before = len(run.blocks) - (run.held[-1] if run.held else 0)
         if have:
             del run.held[bisect_left(run.held, have)]
         insort(run.held, want)
-        self._note_unowned(run, before, touch=False)
+        self._note_unowned(run, touch=False)
 
-    def _note_unowned(self, run: Run, before: int, *, touch: bool) -> None:
-        after = run.num_unowned
-        self.num_unowned += after - before
-        if not after:
+    def _note_unowned(self, run: Run, *, touch: bool) -> None:
+        """The owners of `run` changed."""
+        unowned = len(run.blocks) - (run.held[-1] if run.held else 0)
+        self.num_unowned += unowned - run.num_unowned
+        run.num_unowned = unowned
+        if not unowned:
             self.lru.pop(run, None)
         elif touch or run not in self.lru:
             self.lru[run] = None
@@ -232,13 +238,14 @@ class PrefixCache:
             run = self.index[key] = Run(key, [])
         return run
 
-    def _runs(self, chain: Chain, start: int, stop: int) -> Iterator[tuple[Run, int]]:
+    def _runs(self, chain: Chain, start: int, stop: int) -> list[tuple[Run, int]]:
         """The runs that hold the chain's blocks `start .. stop`, each with how many of its blocks lie before `stop`."""
-        for group in range(_group_of(chain, start), len(chain.keys)):
-            first, last = _span(chain, group)
-            if first >= stop:
-                break
-            yield self.index[chain.keys[group]], min(last, stop) - first
+        if start >= stop:
+            return []
+        first, last = _group_of(chain, start), _group_of(chain, stop - 1)
+        starts = [chain.ends[first - 1] if first else 0, *chain.ends[first:last]]
+        counts = [*map(sub, chain.ends[first:last], starts), stop - starts[-1]]
+        return list(zip(map(self.index.__getitem__, chain.keys[first : last + 1]), counts, strict=True))
 
     # -- preemption: what is left behind --
 
@@ -265,7 +272,7 @@ class PrefixCache:
             self.pool.give_back(blocks)
             return
         last = first + len(blocks)
-        touched = list(self._runs(chain, 0, first))
+        touched = self._runs(chain, 0, first)
         while first < last:
             group = _group_of(chain, first)
             start, stop = _span(chain, group)
@@ -274,7 +281,8 @@ class PrefixCache:
             have = len(run.blocks) - (first - start)  # already published by somebody else
             mine, blocks = blocks[:count], blocks[count:]
             self.pool.give_back(mine[: max(have, 0)])
-            self._grow(run, mine[max(have, 0) :])
+            if len(mine) > max(have, 0):
+                self._grow(run, mine[max(have, 0) :])
             touched.append((run, 0))
             first += count
         if self._used is not None:

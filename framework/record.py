@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,12 +40,16 @@ from schedlab.framework.tables import (
     RawColumns,
     RunTables,
     from_json_lines,
+    integers,
     join_columns,
     split,
     to_arrays,
     to_columns,
 )
 from schedlab.framework.vllm_bench import vllm_bench
+
+if TYPE_CHECKING:
+    from schedlab.framework.fast_forward import StandingCost
 
 _REQUEST_ROW = attrgetter(
     "_request_id", "source_row", "_client", "_session", "_priority", "_deadline_ns", "_slo", "_max_tokens",
@@ -78,6 +82,8 @@ class Recorder:
         self._totals = StepTotals()
         self._gaps: defaultdict[int, int] = defaultdict(int)
         self._measured_gaps = self._gaps
+        self._even_gaps: list[int] = []
+        self._free_buffer: list[int] = []
         self._outside_gaps: defaultdict[int, int] = defaultdict(int)
         self._windowed = measurement.windowed
         self._requests: list[np.ndarray] = []
@@ -107,7 +113,7 @@ class Recorder:
         bound: str | None,
         scheduler_us: float | None,
         free_block_ns: int | None = None,
-        free_blocks_min: int | None = None,
+        free_blocks_min: int = 0,
         device_us: float | None = None,
     ) -> None:
         """An executed batch, or `repeat` equal ones with their durations and scheduler times summed.
@@ -126,11 +132,12 @@ class Recorder:
             device_us,
         )  # fmt: skip
         if self._windowed:
+            self._fold_even_gaps()
             self._gaps = self._measured_gaps if self.measurement.inside(now_ns) else self._outside_gaps
-        if free_block_ns is not None and free_blocks_min is not None and self._gaps is self._measured_gaps:
-            self._totals.correct_free(free_block_ns - free_blocks * duration_ns, free_blocks_min)
+        if free_block_ns is not None and self._gaps is self._measured_gaps:
+            self._free_buffer += (free_block_ns - free_blocks * duration_ns, free_blocks_min)
         if len(buffer) >= self._limit * len(STEPS):
-            self.flush()
+            self._fold()
 
     def decision(
         self,
@@ -179,6 +186,10 @@ class Recorder:
         for gap_ns in gaps_ns:
             counts[(gap_ns + 500) // 1000] += count
 
+    def even_gaps(self, count: int, cost: StandingCost, context: int, steps: int) -> None:
+        """The same for `steps` steps of `count` such tokens each, which take what `cost` says, from `context` on."""
+        self._even_gaps += (count, cost.base, cost.slope, cost.shift, context, steps)
+
     def request(self, request: EngineRequest) -> None:
         """A request reached its terminal state."""
         buffer = self._request_buffer
@@ -187,7 +198,7 @@ class Recorder:
         demanded = request.num_tokens if output is None else request.num_prompt_tokens + output
         self._demanded_buffer.append(demanded)
         if len(self._demanded_buffer) >= self._limit:
-            self.flush()
+            self._fold()
 
     def last_arrival(self, now_ns: int, served: Mapping[str, int], demanded: Mapping[str, int] | None = None) -> None:
         """Tokens served to each client so far, and asked for if known; the last call counts."""
@@ -203,12 +214,19 @@ class Recorder:
 
     def flush(self) -> None:
         """Fold what is buffered into totals and columns, and keep the rows."""
+        self._fold()
+
+    def _fold(self) -> None:
         steps, self._step_buffer = self._step_buffer, []
         requests, self._request_buffer = self._request_buffer, []
         demanded, self._demanded_buffer = self._demanded_buffer, []
         decisions, self._decision_buffer = self._decision_buffer, []
+        self._fold_even_gaps()
         if steps:
             self._fold_steps(steps)
+        if self._free_buffer:
+            self._totals.correct_free(sum(self._free_buffer[::2]), min(self._free_buffer[1::2]))
+            self._free_buffer = []
         if requests:
             self._fold_requests(requests, demanded)
         if decisions:
@@ -255,7 +273,7 @@ class Recorder:
             f'"refusals":[{refused}],"idle_until_s":{idle}}}\n'
         )
         if len(self._decision_buffer) >= self._limit:
-            self.flush()
+            self._fold()
 
     def _fold_steps(self, flat: Flat) -> None:
         self._keep("steps", flat)
@@ -264,6 +282,21 @@ class Recorder:
             columns = self._select(columns, "now_ns")
         if columns["index"]:
             self._totals.add(columns)
+
+    def _fold_even_gaps(self) -> None:
+        """Count the gaps of what `even_gaps` was told, step by step as if each had been reported."""
+        if not self._even_gaps:
+            return
+        count, base, slope, shift, context, steps = integers(self._even_gaps).reshape(-1, 6).T
+        self._even_gaps = []
+        stretch = np.repeat(np.arange(len(steps)), steps)
+        ahead = np.arange(len(stretch)) - (np.cumsum(steps) - steps)[stretch]
+        gaps_ns = (base[stretch] + slope[stretch] * (context[stretch] + count[stretch] * ahead)) >> shift[stretch]
+        gaps_us, which = np.unique((gaps_ns + 500) // 1000, return_inverse=True)
+        totals = np.zeros(len(gaps_us), dtype=np.int64)
+        np.add.at(totals, which, count[stretch])
+        for gap_us, total in zip(gaps_us.tolist(), totals.tolist(), strict=True):
+            self._gaps[gap_us] += total
 
     def _select(self, columns: RawColumns, stamp: str) -> RawColumns:
         """The rows whose `stamp` lies in the window."""
@@ -294,11 +327,11 @@ class Recorder:
         out["status"] = [STATUSES.index(status) for status in raw["status"]]
         out["client"] = [clients.setdefault(client, len(clients)) for client in raw["client"]]
         out["slo"] = [slo_codes.get(name, UNKNOWN) for name in raw["slo"]]
-        out["demanded_tokens"] = demanded
+        out["demanded_tokens"] = integers(demanded)
         for column, name in MEASURED_FROM.items():
             values = raw[name]
             nullable = REQUESTS[name].endswith("?")
-            out[column] = [UNKNOWN if v is None else v for v in values] if nullable else values
+            out[column] = integers([UNKNOWN if v is None else v for v in values] if nullable else values)
         return out
 
     def _measured(self, backlog_end: int) -> tuple[Measured, int]:
@@ -309,6 +342,8 @@ class Recorder:
         if self._windowed:
             inside = self.measurement.inside(requests["arrival_ns"])
             outside, requests = int((~inside).sum()), requests[inside]
+            if outside and not len(requests):
+                raise ConfigError(f"measure: none of {outside:,} requests arrived {self.measurement.window}")
         run = Measured(
             requests=requests,
             slos=list(self._slos.values()),

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedlab.framework.batch import Prefill
 from schedlab.framework.errors import PolicyError
 from schedlab.framework.ledger import Ledger, PreemptMode
-from schedlab.framework.lineup import View
 from schedlab.framework.request import NS, EngineRequest, Request, to_ns
 
-__all__ = ["Decision", "Grant", "PreemptMode", "Refusal", "Step", "View"]
+__all__ = ["Decision", "Grant", "PreemptMode", "Refusal", "Step"]
 
 Refusal = Literal["budget", "slots", "memory"]
 
@@ -40,33 +38,36 @@ NO_SLOT = Grant(0, "slots")
 NO_MEMORY = Grant(0, "memory")
 
 
-@dataclass(slots=True)
 class Decision:
-    """What a step decided, as the engine executes it. `prefills[:decodes_at]`, `decodes`, the other prefills: batch
+    """What a step decides, as the engine executes it. `prefills[:decodes_at]`, `decodes`, the other prefills: batch
     order.
 
     `preempted` has the slot that each victim held; `admitted` the start of each new request. Times are ns or infinite.
     """
 
-    now_ns: int
-    prefills: list[Prefill]
-    decodes: list[EngineRequest]
-    decodes_at: int
-    admitted: dict[EngineRequest, int]
-    preempted: list[tuple[EngineRequest, PreemptMode, int]]
-    refusals: list[tuple[str, str]]
-    idle_until_ns: float | None
-    hold_until_ns: float | None
+    __slots__ = (
+        "admitted", "decodes", "decodes_at", "hold_until_ns", "idle_until_ns", "now_ns", "preempted", "prefills",
+        "refusals",
+    )  # fmt: skip
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.prefills: list[Prefill] = []
+        self.decodes: list[EngineRequest] = []
+        self.decodes_at = 0
+        self.admitted: dict[EngineRequest, int] = {}
+        self.preempted: list[tuple[EngineRequest, PreemptMode, int]] = []
+        self.refusals: list[tuple[str, str]] = []
+        self.idle_until_ns: float | None = None
+        self.hold_until_ns: float | None = None
 
 
 class Step:
     """One engine iteration, while it is being decided."""
 
     __slots__ = (
-        "_admitted", "_budget",
-        "_changed", "_cohort", "_decodes", "_decodes_at", "_decoding", "_frozen", "_hold_until_ns",
-        "_idle_until_ns", "_index", "_ledger", "_now_ns", "_open", "_policy", "_preempted", "_prefilling", "_prefills",
-        "_refusals", "_running", "_waiting",
+        "_budget", "_changed", "_cohort", "_decision", "_decoding", "_index", "_ledger", "_open", "_policy",
+        "_prefilling", "_running", "_waiting",
     )  # fmt: skip
 
     def __init__(self, ledger: Ledger, policy: str, index: int, now_ns: int, token_budget: int) -> None:
@@ -74,30 +75,21 @@ class Step:
         self._cohort = ledger.cohort
         self._policy = policy
         self._index = index
-        self._now_ns = now_ns
         self._budget = token_budget
-        self._prefills: list[Prefill] = []
-        self._decodes: list[EngineRequest] = []
-        self._decodes_at = 0
+        self._decision = Decision(now_ns)
         self._open = True  # further decodes may still join the one run of decodes of the batch
-        self._admitted: dict[EngineRequest, int] = {}
-        self._preempted: list[tuple[EngineRequest, PreemptMode, int]] = []
-        self._refusals: list[tuple[str, str]] = []
         self._running: tuple[Request, ...] | None = None
-        self._waiting = ledger.queue.view
-        self._prefilling = ledger.prompts.view
-        self._decoding = ledger.cohort.lineup.view
-        self._frozen = False
+        self._waiting: Sequence[Request] = ledger.waiting_view if ledger.waiting else ()
+        self._prefilling: Sequence[Request] = ledger.prompts.snapshot() if ledger.prefilling else ()
+        self._decoding = self._cohort.lineup.snapshot()
         self._changed: tuple[Request, ...] | None = None
-        self._idle_until_ns: float | None = None
-        self._hold_until_ns: float | None = None
 
     # -- what there is --
 
     @property
     def now(self) -> float:
         """Seconds on the engine's clock, a policy's only source of time."""
-        return self._now_ns / NS
+        return self._decision.now_ns / NS
 
     if TYPE_CHECKING:
 
@@ -156,7 +148,7 @@ class Step:
         """The position from which a grant would compute now; true when read, a later grant may evict it."""
         ledger = self._ledger
         req: EngineRequest = request  # type: ignore[assignment]
-        granted = self._admitted.get(req)
+        granted = self._decision.admitted.get(req)
         return ledger.start_of(req) if granted is None else granted
 
     def pending_tokens(self, request: Request) -> int:
@@ -206,32 +198,35 @@ class Step:
                 return self._refused(req, NO_BUDGET)
             if (req._computed + cohort.tick) % cohort.block_size == 0 and not self._give_block(req):
                 return self._refused(req, NO_MEMORY)
-            if not self._decodes:
-                self._decodes_at = len(self._prefills)
+            decision = self._decision
+            if not decision.decodes:
+                decision.decodes_at = len(decision.prefills)
             self._budget -= 1
             req.step = index
-            self._decodes.append(req)
+            decision.decodes.append(req)
             return ONE
         return self._grant_prefill(req, max_tokens)
 
     def grant_decodes(self, requests: Iterable[Request] | None = None) -> list[Request]:
         """One token to each of `decoding` (or of `requests`, which must be decoding); returns those refused.
 
-        Never preempts. If budget or blocks do not suffice for all, they are given in order, one by one.
+        Never preempts. If budget or blocks do not suffice for all, they are given in order, one by one. Who was granted
+        in this step already, alone or in bulk, would be granted again: a PolicyError, as with `grant`.
         """
         if requests is not None:
             return [request for request in requests if not self.grant(self._decoding_only(request))]
-        ledger, members = self._ledger, self._cohort.members
+        ledger, cohort, decision = self._ledger, self._cohort, self._decision
+        members = cohort.members
         if not members:
             return []
-        needing = self._cohort.needing_block()
+        needing = cohort.buckets[cohort.tick % cohort.block_size]
         short = needing and len(needing) > ledger.cache.num_free
-        if short or self._decodes or not self._open or len(members) > self._budget:
-            return [r for r in tuple(members) if r.step != self._index and not self.grant(r)]
+        if short or decision.decodes or not self._open or len(members) > self._budget:
+            return [r for r in tuple(members) if not self.grant(r)]
         if needing:
             ledger.grow(needing)
-        self._decodes_at = len(self._prefills)
-        self._decodes = members
+        decision.decodes_at = len(decision.prefills)
+        decision.decodes = members
         self._open = False
         self._budget -= len(members)
         return []
@@ -245,7 +240,7 @@ class Step:
         if mode not in ("recompute", "swap"):
             self._fail(f"preempt takes recompute or swap, found {mode!r}", req)
         self._freeze()
-        if req in self._admitted:
+        if req in self._decision.admitted:
             self._take_back(req)
             ledger.withdraw(req)
             return "recompute" if not req.host_blocks else "swap"
@@ -255,12 +250,12 @@ class Step:
         slot = req.slot
         done = ledger.preempt(req, mode)
         req.step = self._index
-        self._preempted.append((req, done, slot))
+        self._decision.preempted.append((req, done, slot))
         return done
 
     def idle_until(self, t: float = math.inf) -> None:
         """Grant nothing until `t` seconds, the next arrival or the next abort, whichever comes first."""
-        self._idle_until_ns = t if math.isinf(t) else to_ns(t)
+        self._decision.idle_until_ns = t if math.isinf(t) else to_ns(t)
 
     def hold(self, until: float | None = None) -> None:
         """This decision stands: decode all, step after step, until an arrival, a finish, an abort, the first boundary
@@ -268,14 +263,11 @@ class Step:
 
         Legal only if this step grants one token to all of `decoding` and does nothing else.
         """
-        self._hold_until_ns = math.inf if until is None or math.isinf(until) else to_ns(until)
+        self._decision.hold_until_ns = math.inf if until is None or math.isinf(until) else to_ns(until)
 
     def close(self) -> Decision:
         """The engine calls this when `schedule` returned: the step is dead, every further use is a PolicyError."""
-        decision = Decision(
-            self._now_ns, self._prefills, self._decodes, self._decodes_at, self._admitted, self._preempted,
-            self._refusals, self._idle_until_ns, self._hold_until_ns,
-        )  # fmt: skip
+        decision = self._decision
         self.__class__ = DeadStep
         return decision
 
@@ -304,18 +296,18 @@ class Step:
         if admission:
             if ledger.watermark_blocks and need > ledger.cache.num_free - self.watermark_blocks:
                 return self._refused(req, NO_MEMORY)
-            self._admitted[req] = start
+            self._decision.admitted[req] = start
             ledger.admit(req, tokens)
         else:
             ledger.extend(req, tokens)
         return self._record(req, start, tokens)
 
     def _record(self, req: EngineRequest, start: int, tokens: int) -> Grant:
-        if self._decodes:
+        if self._decision.decodes:
             self._open = False  # a decode after this would break the batch's one run of decodes
         self._budget -= tokens
         req.step = self._index
-        self._prefills.append(Prefill(req, start, tokens))
+        self._decision.prefills.append(Prefill(req, start, tokens))
         return Grant(tokens)
 
     def _give_block(self, req: EngineRequest) -> bool:
@@ -329,33 +321,33 @@ class Step:
         """Refund this step's grant to `req`, if any."""
         if req.step != self._index:
             return
-        if req in self._decodes:
-            self._decodes.remove(req)
+        if req in self._decision.decodes:
+            self._decision.decodes.remove(req)
             self._budget += 1
             return
-        for i, prefill in enumerate(self._prefills):
+        for i, prefill in enumerate(self._decision.prefills):
             if prefill.request is req:
                 self._budget += prefill.tokens
-                self._decodes_at -= i < self._decodes_at
-                del self._prefills[i]
-                self._admitted.pop(req, None)
+                self._decision.decodes_at -= i < self._decision.decodes_at
+                del self._decision.prefills[i]
+                self._decision.admitted.pop(req, None)
                 return
 
     def _freeze(self) -> None:
         """Before anything leaves the engine's lists, keep what the policy sees as it was at the start of the step."""
-        if self._decodes is self._cohort.members and self._decodes:  # a bulk grant refers to the cohort's own list
-            self._decodes = list(self._decodes)
-            for request in self._decodes:
+        decision = self._decision
+        if (
+            decision.decodes is self._cohort.members and decision.decodes
+        ):  # a bulk grant refers to the cohort's own list
+            decision.decodes = list(decision.decodes)
+            for request in decision.decodes:
                 request.step = self._index
-        if not self._frozen:
-            self._frozen = True
-            self._running = tuple(self._ledger.running) if self._running is None else self._running
-            self._ledger.prompts.freeze()
-            self._cohort.lineup.freeze()
+        if self._running is None:
+            self._running = tuple(self._ledger.running)
 
     def _decodes_all(self, req: EngineRequest) -> bool:
         """Whether a bulk grant gave `req` its token."""
-        return req._cadence is self._cohort and self._decodes is self._cohort.members
+        return req._cadence is self._cohort and self._decision.decodes is self._cohort.members
 
     def _decoding_only(self, request: Request) -> Request:
         if request._cadence is not self._cohort:
@@ -363,11 +355,15 @@ class Step:
         return request
 
     def _refused(self, req: EngineRequest, grant: Grant) -> Grant:
-        self._refusals.append((req._request_id, str(grant.refusal)))
+        self._decision.refusals.append((req._request_id, str(grant.refusal)))
         return grant
 
     def _refuse_again(self, req: EngineRequest) -> None:
-        granted = self._decodes_all(req) or req in self._decodes or any(req is p.request for p in self._prefills)
+        granted = (
+            self._decodes_all(req)
+            or req in self._decision.decodes
+            or any(req is p.request for p in self._decision.prefills)
+        )
         rule = "a second grant in one step" if granted else "was preempted in this step and cannot be granted in it"
         self._fail(rule, req)
 

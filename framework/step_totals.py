@@ -45,13 +45,17 @@ class StepTotals:
 
     def _add_scheduler(self, steps: RawColumns) -> None:
         """Only of the rows whose scheduler time is known."""
-        for scheduler_us, repeat in zip(steps["scheduler_us"], steps["repeat"], strict=True):
-            if scheduler_us is not None:
-                self.scheduler_ns += round(scheduler_us * 1e3)
-                self.scheduled_steps += repeat
+        times, repeats = steps["scheduler_us"], steps["repeat"]
+        if None in times:
+            known = [i for i, scheduler_us in enumerate(times) if scheduler_us is not None]
+            times, repeats = [times[i] for i in known], [repeats[i] for i in known]
+        self.scheduler_ns += sum([round(scheduler_us * 1e3) for scheduler_us in times])
+        self.scheduled_steps += sum(repeats)
 
     def _add_bounds(self, steps: RawColumns) -> None:
-        for name in set(steps["bound"]) - {None}:
-            assert name in BOUNDS, f"a step is bound by one of {', '.join(BOUNDS)}, not by {name}"
-            mine = [ns for ns, bound in zip(steps["duration_ns"], steps["bound"], strict=True) if bound == name]
-            self.bound_ns[name] = self.bound_ns.get(name, 0) + sum(mine)
+        totals = self.bound_ns
+        for duration_ns, name in zip(steps["duration_ns"], steps["bound"], strict=True):
+            if name is not None:
+                totals[name] = totals.get(name, 0) + duration_ns
+        unknown = totals.keys() - set(BOUNDS)
+        assert not unknown, f"a step is bound by one of {', '.join(BOUNDS)}, not by {', '.join(unknown)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -60,11 +61,18 @@ class RunWriter(Recorder):
         self._write_result("interrupted", {"error": "the run did not get to its end"})
         _remove_logs(self.directory)
         tables = tuple(SCHEMAS) if record == "full" else ()
-        self._logs = {table: GzipLog(self.directory, table) for table in tables}
+        self._thread = ThreadPoolExecutor(1, "logs")
+        self._logs = {table: GzipLog(self.directory, table, self._thread) for table in tables}
 
     def flush(self) -> None:
-        """Fold what is buffered and make it readable on disk; the buffers are sized to do so about once a second."""
+        """Fold what is buffered and make it readable on disk."""
         super().flush()
+        for log in self._logs.values():
+            log.settle()
+
+    def _fold(self) -> None:
+        """Fold what is buffered, to be on disk soon; the buffers are sized to do so about once a second."""
+        super()._fold()
         for log in self._logs.values():
             log.sync()
         now = time.monotonic()
@@ -103,6 +111,7 @@ class RunWriter(Recorder):
         self._ended = True
         for log in self._logs.values():
             log.close(whole=whole)
+        self._thread.shutdown()
 
     def _write_result(self, status: str, result: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {"digest": None, "record": self.record, "summary": empty_summary(), "error": None}

@@ -1,7 +1,8 @@
-"""The tile table: how large a tile each attention kernel takes. Frozen, no tuning at run time.
+"""The tile table: how large a tile each kernel of attention and of quantised products takes. No tuning at run time.
 
 A tile fixes the order of additions, so results are bitwise the same whatever the batch, as long as the tile depends on
-nothing of the batch: it depends on the head size and the type of the queries alone, and on the maker of the device.
+nothing of the batch. Those of attention depend on the head size and the type of the queries alone, and on the maker of
+the device; those of products also on how many rows there are, in three classes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,25 @@ class DecodeTile:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class LinearTile:
+    """BLOCK_O columns of a product for BLOCK_T rows; its depth is split where it makes fewer than `programs` tiles."""
+
+    block_o: int
+    block_t: int
+    num_warps: int
+    num_stages: int
+    programs: int = 0
+
+    def splits(self, columns: int, depth: int) -> int:
+        """Parts of at least LEAST_DEPTH, as many as occupy the device: by the matrix alone, whatever the rows."""
+        blocks = -(-columns // self.block_o)
+        return max(1, min(-(-self.programs // blocks), depth // LEAST_DEPTH))
+
+
+LEAST_DEPTH = 1024
+"""Of a part of a split product: enough steps to fill the pipeline of loads several times."""
+
 # By the padded head size. Keys are reached through the block table, two loads a step: 5 stages keep two steps of keys
 # in flight, 3 keep one. 64 rows and more let an sm_90 multiply by warp groups.
 _PREFILL_16_BIT = {64: PrefillTile(128, 64, 8, 5), 128: PrefillTile(128, 64, 8, 5), 256: PrefillTile(64, 32, 8, 5)}
@@ -46,6 +66,11 @@ _DECODE_32_BIT = {64: DecodeTile(32, 512, 4, 5), 128: DecodeTile(32, 512, 4, 3)}
 # 64 KiB of shared memory
 _PREFILL_HIP = PrefillTile(128, 32, 4, 1)
 _DECODE_HIP = DecodeTile(32, 512, 4, 1)
+# By the rows of a product, the last for any number. Weights are the left operand, 64 of them the least that an sm_90
+# multiplies by a warp group; two programs for each of some 130 processors.
+_LINEAR_16_BIT = (LinearTile(64, 16, 4, 5, 256), LinearTile(128, 64, 8, 4, 256), LinearTile(128, 128, 8, 3))
+_LINEAR_32_BIT = (LinearTile(64, 16, 4, 3),)  # for exactness: larger ones do not fit into the registers
+_LINEAR_HIP = (LinearTile(64, 16, 4, 1, 256), LinearTile(64, 64, 4, 1, 256), LinearTile(128, 128, 8, 1))
 
 
 def padded(size: int, least: int = 1) -> int:
@@ -70,6 +95,18 @@ def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
 def decode_rows(group: int) -> int:
     """Rows of a decode tile: the query heads of a group, at least the 16 that a tensor core takes."""
     return padded(group, 16)
+
+
+def linear_tile(num_rows: int, dtype: torch.dtype) -> LinearTile:
+    """The smallest that takes all rows, else the largest."""
+    tiles = linear_tiles(dtype)
+    return next((tile for tile in tiles if tile.block_t >= num_rows), tiles[-1])
+
+
+def linear_tiles(dtype: torch.dtype) -> tuple[LinearTile, ...]:
+    if device_backend() == "hip":
+        return _LINEAR_HIP
+    return _LINEAR_16_BIT if dtype.itemsize == 2 else _LINEAR_32_BIT
 
 
 def head_sizes(dtype: torch.dtype) -> tuple[int, ...]:

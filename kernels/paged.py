@@ -6,9 +6,12 @@ of a table's row, H key-value heads, C keys of one sequence, D head size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +61,102 @@ def groups(among: list[PagedSequence]) -> Iterator[list[PagedSequence]]:
         yield group
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Sequences whose keys are gathered by one call, side by side from `low` to `high`, shorter ones filled up.
+
+    rows_G     : which sequences; a slice where they are neighbours
+    blocks     : int64 [G * B], those without keys 0
+    unused     : int64, of the G * B * block_size gathered rows those that are no keys between `low` and `high`
+    mask_G11C  : what is added to scores, None if every row is a key
+    """
+
+    rows_G: Tensor | slice
+    blocks: Tensor
+    count: int
+    low: int
+    high: int
+    unused: Tensor
+    mask_G11C: Tensor | None
+
+    def of(self, cache: Tensor, dtype: torch.dtype, scale: Scale) -> Tensor:
+        """The rows of one cache, [G, Hkv, C, D], zero where there is no key: it may hold anything, and 0 * NaN is
+        NaN."""
+        rows_RHD = _dequantised(_taken(cache, self.blocks, copy=len(self.unused) > 0).flatten(0, 1), dtype, scale)
+        if len(self.unused):
+            rows_RHD.index_fill_(0, self.unused, 0)
+        return rows_RHD.view(self.count, -1, *rows_RHD.shape[1:])[:, self.low : self.high].transpose(1, 2)
+
+
+def padded(
+    block_tables_NB: Tensor, context_lens_N: Tensor, window: int | None, block_size: int, dtype: torch.dtype
+) -> list[Padded]:
+    """Sequences of one query in groups of similar lengths, at most GATHERED_KEYS keys unless it is one sequence.
+
+    All layers of a step ask for the same, so the last answer is kept beside what it was for.
+    """
+    global _last
+    tables_NB, contexts_N, options = block_tables_NB.numpy(), context_lens_N.numpy(), (window, block_size, dtype)
+    last = _last
+    if last is None or not (last.options == options and last.of(tables_NB, contexts_N)):
+        groups = list(_padded_groups(tables_NB, contexts_N, window, block_size, dtype))
+        _last = last = _Answer(tables_NB.copy(), contexts_N.copy(), options, groups)
+    return last.groups
+
+
+class _Answer(NamedTuple):
+    tables_NB: np.ndarray
+    contexts_N: np.ndarray
+    options: tuple[int | None, int, torch.dtype]
+    groups: list[Padded]
+
+    def of(self, tables_NB: np.ndarray, contexts_N: np.ndarray) -> bool:
+        return np.array_equal(self.contexts_N, contexts_N) and np.array_equal(self.tables_NB, tables_NB)
+
+
+_last: _Answer | None = None
+
+
+def _padded_groups(
+    tables_NB: np.ndarray, contexts_N: np.ndarray, window: int | None, block_size: int, dtype: torch.dtype
+) -> Iterator[Padded]:
+    firsts_N = np.zeros_like(contexts_N) if window is None else np.maximum(contexts_N - window, 0)
+    blocks_N = -(-contexts_N // block_size) - firsts_N // block_size
+    order_N = np.argsort(blocks_N, kind="stable")
+    start, num_sequences = 0, len(contexts_N)
+    while start < num_sequences:
+        stop = start + 1
+        while stop < num_sequences and blocks_N[order_N[stop]] * block_size * (stop + 1 - start) <= GATHERED_KEYS:
+            stop += 1
+        rows_G = np.sort(order_N[start:stop])
+        yield _padded(rows_G, tables_NB, contexts_N[rows_G], firsts_N[rows_G], block_size, dtype)
+        start = stop
+
+
+def _padded(
+    rows_G: np.ndarray, tables_NB: np.ndarray, contexts_G: np.ndarray, firsts_G: np.ndarray, block_size: int,
+    dtype: torch.dtype,
+) -> Padded:  # fmt: skip
+    leads_G = firsts_G % block_size
+    ends_G = leads_G + contexts_G - firsts_G
+    low, high = int(leads_G.min()), int(ends_G.max())
+    columns_GB = (firsts_G // block_size)[:, None] + np.arange(-(-high // block_size))
+    known_GB = columns_GB * block_size < contexts_G[:, None]
+    blocks_GB = np.where(known_GB, tables_NB[rows_G[:, None], np.where(known_GB, columns_GB, 0)], 0)
+    places_R = np.arange(blocks_GB.shape[1] * block_size)
+    unused_GR = (places_R < leads_G[:, None]) | (places_R >= ends_G[:, None])
+    unused_GR[:, :low] = unused_GR[:, high:] = False
+    neighbours = int(rows_G[-1]) - int(rows_G[0]) == len(rows_G) - 1
+    mask = None
+    if unused_GR.any():
+        hidden_GC = torch.from_numpy(unused_GR[:, low:high])
+        mask = torch.zeros(hidden_GC.shape, dtype=dtype).masked_fill_(hidden_GC, -math.inf)[:, None, None]
+    return Padded(
+        slice(int(rows_G[0]), int(rows_G[-1]) + 1) if neighbours else torch.from_numpy(rows_G),
+        torch.from_numpy(blocks_GB.ravel()), len(rows_G), low, high, torch.from_numpy(np.flatnonzero(unused_GR)), mask,
+    )  # fmt: skip
+
+
 class Gathered:
     """The blocks of a group of sequences, and where in them each one's keys lie.
 
@@ -78,13 +177,16 @@ class Gathered:
 
     def of(self, cache: Tensor, dtype: torch.dtype, scale: Scale) -> Sequence[Tensor]:
         """Each sequence's rows of one cache, [Hkv, C, D]; a view if the blocks are consecutive, else a copy."""
-        first, count = int(self._blocks[0]) if len(self._blocks) else 0, len(self._blocks)
-        if torch.equal(self._blocks, torch.arange(first, first + count, dtype=self._blocks.dtype)):
-            pages = cache[first : first + count]
-        else:
-            pages = cache.index_select(0, self._blocks)
-        rows_CHD = _dequantised(pages.flatten(0, 1), dtype, scale)
+        rows_CHD = _dequantised(_taken(cache, self._blocks).flatten(0, 1), dtype, scale)
         return rows_CHD.transpose(0, 1).split_with_sizes(self._cuts, dim=1)[1::3]
+
+
+def _taken(cache: Tensor, blocks: Tensor, copy: bool = False) -> Tensor:
+    """The pages of `blocks`; a view if these are consecutive, unless it must be a copy."""
+    first, count = int(blocks[0]) if len(blocks) else 0, len(blocks)
+    if not copy and torch.equal(blocks, torch.arange(first, first + count, dtype=blocks.dtype)):
+        return cache[first : first + count]
+    return cache.index_select(0, blocks)
 
 
 def _dequantised(rows_CHD: Tensor, dtype: torch.dtype, scale: Scale) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from schedlab.kernels.paged import Gathered, PagedSequence, Scale, groups, sequences
+from schedlab.kernels.paged import Gathered, PagedSequence, Scale, groups, padded, sequences
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -41,7 +41,7 @@ def rms_norm(
 def silu_mul(gate_up_T2I: Tensor, *, out: Tensor | None = None) -> Tensor:
     """silu(gate) * up of [T, 2I], gate first: [T, I]."""
     gate, up = gate_up_T2I.chunk(2, dim=-1)
-    return _into(out, F.silu(gate) * up)
+    return _into(out, F.silu(gate).mul_(up))
 
 
 def rope_kv_write(
@@ -62,22 +62,26 @@ def rope_kv_write(
     The first 2R of the D lanes rotate as halves (lane i with lane R + i), the rest pass through. Slot = block *
     block_size + offset; a token of slot -1 is rotated but not written.
     """
-    keys = rotate(k_TKD, cos_TR, sin_TR)
+    turned = rotate(torch.cat([q_THD, k_TKD], dim=1), cos_TR, sin_TR)
+    out_THD, keys_TKD = turned.split_with_sizes([q_THD.shape[1], k_TKD.shape[1]], dim=1)
     kept = slots_T >= 0
     if not bool(kept.all()):
-        slots_T, keys, v_TKD = slots_T[kept], keys[kept], v_TKD[kept]
-    _write(k_cache, slots_T, keys, k_scale)
+        slots_T, keys_TKD, v_TKD = slots_T[kept], keys_TKD[kept], v_TKD[kept]
+    _write(k_cache, slots_T, keys_TKD, k_scale)
     _write(v_cache, slots_T, v_TKD, v_scale)
-    return rotate(q_THD, cos_TR, sin_TR)
+    return out_THD
 
 
 def rotate(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """Rotary position embedding in the half-split form, arXiv:2104.09864."""
-    wide = _wide(x_THD.dtype)
-    pairs = cos_TR.shape[-1]
-    cos, sin = cos_TR.to(wide).unsqueeze(1), sin_TR.to(wide).unsqueeze(1)
-    first, second = x_THD[..., :pairs].to(wide), x_THD[..., pairs : 2 * pairs].to(wide)
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_THD.dtype)
+    """Rotary position embedding in the half-split form, arXiv:2104.09864: x * cos + (x with its halves swapped) * ±sin.
+
+    Few operations, as those on a decode's rows cost their start.
+    """
+    wide, pairs = _wide(x_THD.dtype), cos_TR.shape[-1]
+    cos = torch.cat([cos_TR, cos_TR], dim=-1).to(wide).unsqueeze(1)
+    sin = torch.cat([-sin_TR, sin_TR], dim=-1).to(wide).unsqueeze(1)
+    turning = x_THD[..., : 2 * pairs].to(wide)
+    rotated = torch.addcmul(turning * cos, turning.roll(pairs, -1), sin).to(x_THD.dtype)
     return rotated if 2 * pairs == x_THD.shape[-1] else torch.cat([rotated, x_THD[..., 2 * pairs :]], dim=-1)
 
 
@@ -139,19 +143,16 @@ def decode_attention(
             softcap=softcap, k_scale=k_scale, v_scale=v_scale, out=out, return_lse=return_lse,
         )  # fmt: skip
     result = torch.empty_like(q_NHD) if out is None else out
-    q_N1KGD = q_NHD.reshape(len(q_NHD), 1, k_cache.shape[2], -1, q_NHD.shape[-1])
-    for group in groups(sequences(list(range(len(q_NHD) + 1)), context_lens_N.tolist(), window)):
-        keys = Gathered(group, block_tables_NB, k_cache.shape[1])
-        attended = [
-            F.scaled_dot_product_attention(q, k[None], v[None], scale=scale)
-            for q, k, v in zip(
-                q_N1KGD[group[0].number : group[-1].number + 1],
-                keys.of(k_cache, q_NHD.dtype, k_scale),
-                keys.of(v_cache, q_NHD.dtype, v_scale),
-                strict=True,
-            )
-        ]
-        result[group[0].number : group[-1].number + 1] = torch.cat(attended).flatten(1, 2)
+    q_NKGD = q_NHD.reshape(len(q_NHD), k_cache.shape[2], -1, q_NHD.shape[-1])
+    for group in padded(block_tables_NB, context_lens_N, window, k_cache.shape[1], q_NHD.dtype):
+        if not group.high:
+            result[group.rows_G] = 0
+            continue
+        keys, values = group.of(k_cache, q_NHD.dtype, k_scale), group.of(v_cache, q_NHD.dtype, v_scale)
+        attended_GKGD = F.scaled_dot_product_attention(
+            q_NKGD[group.rows_G], keys, values, attn_mask=group.mask_G11C, scale=scale
+        )
+        result[group.rows_G] = attended_GKGD.flatten(1, 2)
     return result
 
 
@@ -297,8 +298,12 @@ def _write(cache: Tensor, slots_T: Tensor, rows_THD: Tensor, scale: Scale) -> No
     if cache.dtype.itemsize == 1:
         limit = torch.finfo(cache.dtype).max
         rows_THD = rows_THD.clamp(-limit, limit)  # a cast beyond the range would give NaN
-    block_size = cache.shape[1]
-    cache[slots_T // block_size, slots_T % block_size] = rows_THD.to(cache.dtype)
+    rows_THD = rows_THD.to(cache.dtype)
+    if cache.is_contiguous() and cache.dtype.itemsize > 1:
+        cache.view(-1, *rows_THD.shape[1:]).index_copy_(0, slots_T, rows_THD)
+    else:
+        block_size = cache.shape[1]
+        cache[slots_T // block_size, slots_T % block_size] = rows_THD
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

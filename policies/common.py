@@ -12,7 +12,7 @@ from itertools import takewhile
 from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, Step
 from schedlab.policies.preemption import Mode, preempt
-from schedlab.policies.victims import Rank, Victims, newest, strictly_worse
+from schedlab.policies.victims import Rank, Victims, newest
 
 
 def check_chunk(tokens: int) -> None:
@@ -30,11 +30,13 @@ def make_room(
 ) -> Grant:
     """Grant `request`; while blocks are short, preempt the next of `victims` and try again."""
     grant = step.grant(request, max_tokens)
+    if grant or grant.refusal != "memory":
+        return grant  # before anybody is looked for
     for victim in victims:
-        if grant or grant.refusal != "memory":
-            break
         preempt(step, victim, mode)
         grant = step.grant(request, max_tokens)
+        if grant or grant.refusal != "memory":
+            break
     return grant
 
 
@@ -66,7 +68,9 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     counts as well.
     """
     needed = step.blocks_needed(request, request.num_tokens - step.cached_tokens(request))
-    spare = max(spare_blocks if spare_blocks and step.running else 0, step.watermark_blocks)
+    spare = step.watermark_blocks
+    if spare_blocks and step.running:
+        spare = max(spare, spare_blocks)
     return needed + spare <= step.free_blocks
 
 
@@ -84,7 +88,12 @@ def continue_prefills(step: Step, room: int, mode: Mode = "recompute", victims: 
 def continue_prefill(step: Step, request: Request, room: int, mode: Mode, victims: Victims) -> int:
     """Up to `room` tokens to one running prompt: what fits or, if nothing does, what `victims` make room for."""
     fits = min(step.fits(request), room) or room
-    return make_room(step, request, victims(step, request), fits, mode).tokens
+    return make_room(step, request, _when_needed(victims, step, request), fits, mode).tokens
+
+
+def _when_needed(victims: Victims, step: Step, request: Request) -> Iterator[Request]:
+    """`victims` for `request`, looked for among all that run only if somebody must go."""
+    yield from victims(step, request)
 
 
 def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0) -> int:
@@ -144,7 +153,9 @@ def ranked_step(
     mode: Mode = "recompute",
     victims: Victims = newest,
 ) -> bool:
-    """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it."""
+    """As `chunked_step`, but running prompts and the `waiting`, which are in the order of `rank`, take turns by it. The
+    first waiting one that does not fit ends admission, and so does a running one that finds no block free.
+    """
     before = step.token_budget
     admitting = undisturbed = decode_all(step, mode, chunk_size, victims)
     left = room = min(chunk_size, before) - (before - step.token_budget)
@@ -153,11 +164,12 @@ def ranked_step(
         if not left:
             break
         if request.state == "running":
-            admitting = admitting and step.fits(request) > 0
+            admitting = admitting and bool(step.fits(request))
             left -= continue_prefill(step, request, left, mode, victims)
-        elif request not in prompts:  # nor preempted in this step
+        elif admitting and request not in prompts:  # nor preempted in this step
             admitting = admits(step, request)
-            left -= step.grant(request, left).tokens if admitting else 0
+            if admitting:
+                left -= step.grant(request, left).tokens
     return undisturbed and left == room
 
 
@@ -178,18 +190,20 @@ def reserve(step: Step, order: Iterable[Request]) -> Iterator[Request]:
 
 def _worst_case(request: Request) -> int:
     """Tokens still to compute if `request` generates `max_tokens`, the last of which is never computed."""
-    return max(request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens, 0)
+    return request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
 
 
-def make_way(step: Step, head: Request, rank: Rank, mode: Mode = "recompute") -> bool:
-    """While `head` cannot be admitted, preempt running requests of strictly larger `rank`, the worst first.
+def make_way(step: Step, head: Request, victims: Victims, mode: Mode = "recompute") -> bool:
+    """While `head` cannot be admitted, preempt the next of `victims`, running requests that it may displace.
 
     To be called before anything is granted. Returns whether anybody was preempted.
     """
+    if admits(step, head):
+        return False
     preempted = False
-    for victim in strictly_worse(step, head, rank):
-        if admits(step, head):
-            break
+    for victim in victims(step, head):
         preempt(step, victim, mode)
         preempted = True
+        if admits(step, head):
+            break
     return preempted

@@ -41,6 +41,6 @@ class DecodePriority(ChoosingVictims):
         chunks = continue_prefills(step, room, self.mode, self.victim)
         if undisturbed:
             chunks += admit(step, step.waiting, room - chunks, self.watermark_blocks)
-        if undisturbed and not chunks and not self._streak:
+        if undisturbed and not chunks:
             step.hold()
         self._streak = self._streak + 1 if chunks else 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedlab.framework.step import Step
-from schedlab.policies.common import continue_prefills, decode_all, fits_whole, remaining
+from schedlab.policies.common import admits, continue_prefills, decode_all, remaining
 from schedlab.policies.preemption import ChoosingVictims
 
 
@@ -36,9 +36,8 @@ class FCFS(ChoosingVictims):
     def _admit_whole(self, step: Step) -> bool:
         budget = step.token_budget
         for request in step.waiting:
-            tokens = remaining(step, request)
-            alone = tokens > budget and step.token_budget == budget
-            if not (tokens <= step.token_budget or alone) or not step.free_slots or not fits_whole(step, request):
+            split = step.token_budget < min(remaining(step, request), budget)  # though it would fit a step of its own
+            if split or not admits(step, request):
                 break
             step.grant(request)
         return step.token_budget < budget

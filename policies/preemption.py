@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 from schedlab.framework.cost.estimator import Estimator
@@ -54,7 +54,7 @@ class Preempting(Policy):
         if self.preempt_mode != "auto":
             self.estimator = None  # what is never asked makes no difference between two policies
 
-    @property
+    @cached_property
     def mode(self) -> Mode:
         """What the helpers of policies/common.py take."""
         if self.preempt_mode != "auto":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from schedlab.framework.request import Request
@@ -49,7 +50,7 @@ class Priority(Preempting):
 
     def schedule(self, step: Step) -> None:
         head = next(self._queue.best_first(step), None) if self.preempt_running else None
-        disturbed = head is not None and make_way(step, head, class_of, self.mode)
+        disturbed = head is not None and make_way(step, head, partial(strictly_worse, rank=class_of), self.mode)
         waiting = self._queue.best_first(step)
         alone = ranked_step(step, waiting, urgency, self.chunk_size, self.mode, worst_of(class_of))
         # a head that fitted until these decodes took their blocks would displace somebody if it were asked again

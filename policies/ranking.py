@@ -14,8 +14,8 @@ from typing import Any
 from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 
-Entry = tuple[Any, int, int, Request]
-"""Rank, place among arrivals, number of the push, request."""
+Entry = tuple[Any, int, Request]
+"""Rank, place among arrivals, request."""
 WAITING = ("waiting", "preempted", "swapped")
 
 
@@ -35,7 +35,6 @@ class RankedQueue:
         self._places: dict[Request, int] = {}
         self._arrivals = 0
         self._prune_at = 1024
-        self._pushes = 0
 
     def best_first(self, step: Step) -> Iterator[Request]:
         """Waiting requests by rank as of now, which is after this step's grants so far."""
@@ -54,8 +53,7 @@ class RankedQueue:
         if place is None:
             place = self._places[request] = self._arrivals
             self._arrivals += 1
-        self._pushes += 1
-        entry = self._latest[request] = (rank, place, self._pushes, request)
+        entry = self._latest[request] = (rank, place, request)
         heappush(self._heap, entry)
 
     def _prune(self) -> None:
@@ -107,5 +105,8 @@ def overdue_first(step: Step, order: Iterable[Request], after_s: float) -> Itera
     Bounds the wait under any order: who is overdue is overtaken by nobody who is not.
     """
     bar = step.now - after_s
-    yield from takewhile(lambda request: request.arrival_s <= bar, step.waiting)
-    yield from (request for request in order if request.arrival_s > bar)
+    overdue: dict[Request, None] = {}
+    for request in takewhile(lambda request: request.arrival_s <= bar, step.waiting):
+        overdue[request] = None
+        yield request
+    yield from (request for request in order if request not in overdue)

@@ -8,6 +8,7 @@ decodes' objective, as in SLOs-Serve (Chen et al., 2025) and the SLO-aware sched
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -84,19 +85,16 @@ class SLOAware(ChoosingVictims):
                 yield request
 
     def _chunk(self, step: Step) -> int:
-        """Tokens of this step, decodes included: the most whose estimated time is within every decode's `tpot_s`."""
-        decodes = len(step.decoding)
+        """Tokens of this step, decodes included: the most whose estimated time is within every decode's `tpot_s`, and
+        `min_chunk` prompt tokens even where these are not.
+        """
         limits = [r.slo.tpot_s for r in step.decoding if r.slo is not None and r.slo.tpot_s is not None]
-        most = min(self.chunk_size, step.token_budget) - decodes
-        if not limits or most <= self.min_chunk:
+        if not limits:
             return self.chunk_size
-        context = sum(request.num_tokens for request in step.decoding)
+        decodes, context = len(step.decoding), sum(request.num_tokens for request in step.decoding)
         start = step.prefilling[0].num_computed_tokens if step.prefilling else 0
-        low, high, limit = self.min_chunk, most, min(limits)
-        while low < high:  # the largest chunk that is in time; `min_chunk` even where none is
-            middle = (low + high + 1) // 2
-            if self.estimator.step_s(middle, start, decodes, context) <= limit:
-                low = middle
-            else:
-                high = middle - 1
-        return decodes + low
+        most = min(self.chunk_size, step.token_budget) - decodes
+        least = min(self.min_chunk, most)
+        larger = range(least + 1, most + 1)
+        in_time = bisect_right(larger, min(limits), key=lambda n: self.estimator.step_s(n, start, decodes, context))
+        return decodes + least + in_time

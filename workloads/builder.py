@@ -21,6 +21,7 @@ from schedlab.workloads.trace import BlockIds, Labels, Provenance, Trace
 from schedlab.workloads.values import IdInterner
 
 Columns = Mapping[str, "np.ndarray | Sequence[str | None]"]
+FORBIDDEN = "strict forbids it"
 
 
 class Builder:
@@ -160,7 +161,7 @@ def finish(trace: Trace, options: ReadOptions, *, wall_clock: bool = False, by_s
         return rebase(replace(trace.sorted(), provenance=trace.provenance))
     if len(backwards) and options.strict:
         row = trace.source_row[backwards[0] + 1]
-        raise TraceError(f"{trace.provenance.path}: row {row} arrives before the row above it; strict forbids it")
+        raise TraceError(f"{trace.provenance.path}: row {row} arrives before the row above it; {FORBIDDEN}")
     return rebase(trace.sorted())
 
 
@@ -176,17 +177,29 @@ def skip_failures(trace: Trace, options: ReadOptions) -> Trace:
     return trace
 
 
-def think_from_gaps(trace: Trace, service_ns: np.ndarray) -> np.ndarray:
-    """Think times of turns: distance from the turn before less its service time, at least 0; -1 where that is unknown.
+def think_from_gaps(trace: Trace, service_ns: np.ndarray, options: ReadOptions) -> Trace:
+    """With think times of turns: distance from the turn before less its service time; -1 where that is unknown.
 
     `service_ns` is int64 [N], -1 where a request's duration is not known.
     """
     previous = previous_turns(trace)
     known = (previous >= 0) & (service_ns[previous] >= 0)
-    think = np.full(len(trace), -1, dtype=np.int64)
-    gap = trace.arrival_ns - trace.arrival_ns[previous]
-    think[known] = np.maximum(gap - service_ns[previous], 0)[known]
-    return think
+    gap = trace.arrival_ns - trace.arrival_ns[previous] - service_ns[previous]
+    return thinking(trace, gap, known, options)
+
+
+def thinking(trace: Trace, gap_ns: np.ndarray, known: np.ndarray, options: ReadOptions) -> Trace:
+    """With think times `gap_ns` where `known`, int64 and bool [N].
+
+    A turn that began before the one before it had ended has none: it follows at once, counted as `overlapping_turns`,
+    or is refused under `strict`.
+    """
+    overlaps = known & (gap_ns < 0)
+    if options.strict and overlaps.any():
+        row = trace.source_row[np.argmax(overlaps)]
+        raise TraceError(f"{trace.provenance.path}: row {row} begins before the turn before has ended; {FORBIDDEN}")
+    think = np.where(known, np.where(overlaps, 0, gap_ns), -1)
+    return replace(trace, think_ns=think).counted(overlapping_turns=int(overlaps.sum()))
 
 
 def rebase(trace: Trace) -> Trace:

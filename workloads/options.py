@@ -18,7 +18,8 @@ class ReadOptions:
     hash_scope  : `global` (an id means the same in all rows) or `session`
     keep_failed : keep rows without output as prompt-only requests
     keep_empty  : keep rows without a prompt too: for statistics, no engine admits them
-    strict      : refuse rows out of order instead of sorting them
+    strict      : refuse rows out of order instead of sorting them, and turns that begin before the one before has
+                  ended instead of letting them wait for it
     columns     : our column -> the file's, for plain tables
     tokenizer   : of text formats: a directory or name that `transformers` loads
     """

@@ -14,6 +14,7 @@ import csv
 import json
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +27,8 @@ from schedlab.framework.request import NS
 from schedlab.workloads.files import at_row, open_text, shown
 from schedlab.workloads.populations import merge
 from schedlab.workloads.streams import stream
-from schedlab.workloads.trace import Labels, Trace, concatenate
-from schedlab.workloads.workload import Offered
+from schedlab.workloads.trace import Labels, Provenance, Trace, concatenate
+from schedlab.workloads.workload import Offered, one_of
 
 INPUTS = ("input_tokens", "text_tokens", "image_tokens", "audio_tokens", "video_tokens")
 OUTPUT = "output_tokens"
@@ -125,7 +126,7 @@ class ServeGenClient:
         if not inputs or OUTPUT not in fields:
             raise TraceError(f"{self.name}: active at {window.start_s:g} s, but its data has no lengths for then")
         prompt = sum(choices.draw(rng, n) for choices in inputs)
-        return np.maximum(prompt, 1), np.maximum(fields[OUTPUT].draw(rng, n), 1)
+        return np.asarray(prompt), fields[OUTPUT].draw(rng, n)
 
 
 def _existing(path: str) -> Path:
@@ -191,6 +192,7 @@ class ServeGen(Offered):
 
     clients : prefixes of their files.  target_rate : requests a second of all together, on average over the data of
     that time; null: as in the data. Clients keep their shares, and draws of one do not depend on the others.
+    zero_lengths : what becomes of lengths of 0 tokens, which some clients' data has: `one` token, counted, or `error`.
     """
 
     name: str = "servegen"
@@ -198,8 +200,10 @@ class ServeGen(Offered):
     start_s: float = 0.0
     duration_s: float = 3600.0
     target_rate: float | None = None
+    zero_lengths: str = "one"
 
     def __post_init__(self) -> None:
+        one_of("zero_lengths", self.zero_lengths, "one", "error")
         if not self.clients:
             raise ConfigError(f"workload {self.name} needs workload.clients, a list of PREFIX of PREFIX-trace.csv")
         if self.start_s < 0 or not self.duration_s > 0:
@@ -214,11 +218,24 @@ class ServeGen(Offered):
         factor = 1.0 if self.target_rate is None else self.target_rate / rate
         offered = 0
         for part in merge([client.parts(self.start_s, stop_s, factor, seed) for client in clients]):
-            yield replace(part, name=self.name, source_row=np.arange(offered, offered + len(part)))
+            yield self._filled(replace(part, name=self.name, source_row=np.arange(offered, offered + len(part))))
             offered += len(part)
+
+    def _filled(self, part: Trace) -> Trace:
+        """Without lengths of 0 tokens, which no engine can compute."""
+        prompt, output = np.maximum(part.prompt_tokens, 1), np.maximum(part.output_tokens, 1)
+        raised = (prompt != part.prompt_tokens) | (output != part.output_tokens)
+        if self.zero_lengths == "error" and raised.any():
+            row = int(np.argmax(raised))
+            client, lengths = part.client and part.client[row], (part.prompt_tokens[row], part.output_tokens[row])
+            found = f"client {client} has a prompt of {lengths[0]} and an output of {lengths[1]} tokens"
+            raise TraceError(f"workload {self.name}: row {part.source_row[row]}: {found}, expected at least 1 of each")
+        filled = part.with_columns(prompt_tokens=prompt, output_tokens=output)
+        return filled.counted(zero_lengths_raised_to_1=int(raised.sum()))
 
     def load(self, seed: int = 0) -> Trace:
         parts = list(self.parts(seed))
         if not parts:
             raise ConfigError(f"workload {self.name}: nothing was drawn in {self.duration_s:g} s")
-        return concatenate(parts)
+        counts = sum((Counter(part.provenance.counts) for part in parts), Counter[str]())
+        return concatenate(parts).with_columns(provenance=Provenance(counts=counts))

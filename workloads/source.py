@@ -46,7 +46,6 @@ class Terms:
     max_tokens  : cap on the output, or None for the model's limit
     prompt_seed : seed of generated prompts
     vocab_size  : of the executor; needed for the tokens of a session's past turns, None where there are no tokens
-    preparation_ns, delivery_ns : configured stages before a request is visible, and after its last token
     """
 
     slo: SLO | None = None
@@ -54,8 +53,6 @@ class Terms:
     max_tokens: int | None = None
     prompt_seed: int = 0
     vocab_size: int | None = None
-    preparation_ns: int = 0
-    delivery_ns: int = 0
 
 
 class Rows:
@@ -82,7 +79,6 @@ class Rows:
         request = TraceRequest(
             str(source_row), arrival_ns, at["prompt_tokens"](row), UniqueContent(source_row, terms.prompt_seed),
             recorded_output_tokens=recorded, max_tokens=terms.max_tokens, slo=terms.slo, source_row=source_row,
-            visible_ns=arrival_ns + terms.preparation_ns, delivery_ns=terms.delivery_ns,
         )  # fmt: skip
         request.after = request.think_ns = request.turn = None
         request.grows = False
@@ -102,8 +98,7 @@ class Rows:
             session=get("session", row), slo=self._slo(row, source_row),
             abort_ns=None if abort is None else arrival_ns + abort,
             sampling=None if sampling is None else decode_sampling(sampling), source_row=source_row,
-            visible_ns=arrival_ns + _first(get("preparation_ns", row), terms.preparation_ns),
-            delivery_ns=_first(get("delivery_ns", row), terms.delivery_ns),
+            visible_ns=arrival_ns + (get("preparation_ns", row) or 0), delivery_ns=get("delivery_ns", row) or 0,
         )  # fmt: skip
         request.think_ns, request.turn = get("think_ns", row), get("turn", row)
         request.after = None if past is None else past.request_id
@@ -189,10 +184,10 @@ def check_outputs(trace: Trace, max_tokens: int | None) -> None:
         )
 
 
-def visible_ns(trace: Trace, preparation_ns: int) -> np.ndarray:
-    """When each row is visible to the engine, int64 [N]; a row's own preparation time wins."""
+def visible_ns(trace: Trace) -> np.ndarray:
+    """When each row is visible to the engine, int64 [N]: after its preparation, where the trace brings one."""
     own = trace.preparation_ns
-    return trace.arrival_ns + (preparation_ns if own is None else np.where(own >= 0, own, preparation_ns))
+    return trace.arrival_ns if own is None else trace.arrival_ns + np.where(own >= 0, own, 0)
 
 
 class StreamSource:
@@ -214,7 +209,7 @@ class StreamSource:
             if len(part):
                 self._rows = Rows(part, self._terms)
                 self._arrival = part.arrival_ns.tolist()
-                self._visible = visible_ns(part, self._terms.preparation_ns).tolist()
+                self._visible = visible_ns(part).tolist()
                 return
 
     def peek(self) -> int | None:
@@ -246,7 +241,7 @@ class SessionSource:
         self._roots = iter(roots.tolist())
         self._followers = np.argsort(trace.after, kind="stable")[len(roots) :]
         self._followed = trace.after[self._followers]
-        self._preparation = visible_ns(trace, terms.preparation_ns) - trace.arrival_ns
+        self._preparation = visible_ns(trace) - trace.arrival_ns
         self._due: list[tuple[int, int, int, EngineRequest | None]] = []  # (visible, row, arrival, followed)
         self._in_flight: dict[str, int] = {}
         self._next_root()

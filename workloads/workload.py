@@ -52,15 +52,12 @@ class Offered:
 
     max_tokens   : cap on every output, null for the model's limit
     slo_classes  : named objectives that rows or clients may refer to
-    preparation_s, delivery_s : constant stages before a request is visible and after its last token
     stop_after_s : nothing arrives from then on
     """
 
     name: str
     max_tokens: int | None = None
     slo_classes: Mapping[str, SLO] = field(default_factory=dict)
-    preparation_s: float = 0.0
-    delivery_s: float = 0.0
     stop_after_s: float | None = None
 
     def load(self, seed: int = 0) -> Trace:
@@ -94,7 +91,6 @@ class Offered:
         return Terms(
             slo=slo, slo_classes=self.slo_classes, max_tokens=self.max_tokens,
             prompt_seed=prompt_seed if own_seed is None else own_seed, vocab_size=vocab_size,
-            preparation_ns=to_ns(self.preparation_s), delivery_ns=to_ns(self.delivery_s),
         )  # fmt: skip
 
     def describe(self, seed: int = 0, trace: Trace | None = None) -> str:

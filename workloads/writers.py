@@ -42,7 +42,7 @@ def encode_request(request: EngineRequest) -> str:
         written = f'{{"row":{content.row},"seed":{content.seed}}}'
     else:
         written = encode_json(_content(request))
-    rest = dict(_optional(request))
+    rest = _optional(request)
     return (
         f'{{"request_id":{quote(request.request_id)},"source_row":{"null" if row is None else row},'
         f'"arrival_ns":{request._arrival_ns},"prompt_tokens":{request.num_prompt_tokens},'
@@ -51,32 +51,37 @@ def encode_request(request: EngineRequest) -> str:
     )
 
 
-def _optional(request: EngineRequest) -> Iterator[tuple[str, Any]]:
+def _optional(request: EngineRequest) -> dict[str, Any]:
     """The fields that are not at their default."""
-    arrival = request._arrival_ns
-    if request.max_tokens >= 0:
-        yield "max_tokens", request.max_tokens
-    if request.client != "default":
-        yield "client", request.client
-    if request.priority:
-        yield "priority", request.priority
-    if request.session is not None:
-        yield "session", request.session
+    arrival, fields = request._arrival_ns, dict[str, Any]()
+    if request._max_tokens >= 0:
+        fields["max_tokens"] = request._max_tokens
+    if request._client != "default":
+        fields["client"] = request._client
+    if request._priority:
+        fields["priority"] = request._priority
+    if request._session is not None:
+        fields["session"] = request._session
     if request._deadline_ns is not None:
-        yield "deadline_ns", request._deadline_ns - arrival
+        fields["deadline_ns"] = request._deadline_ns - arrival
     if request.abort_ns is not None:
-        yield "abort_ns", request.abort_ns - arrival
-    if request.slo is not None:
-        yield "slo", _limits(request.slo)
+        fields["abort_ns"] = request.abort_ns - arrival
+    if request._slo is not None:
+        fields["slo"] = _limits(request._slo)
     if request.sampling is not None:
-        yield "sampling", asdict(request.sampling)
+        fields["sampling"] = asdict(request.sampling)
     if request.visible_ns != arrival:
-        yield "preparation_ns", request.visible_ns - arrival
+        fields["preparation_ns"] = request.visible_ns - arrival
     if request.delivery_ns:
-        yield "delivery_ns", request.delivery_ns
+        fields["delivery_ns"] = request.delivery_ns
     if isinstance(request, TraceRequest):
-        place = ("turn", request.turn), ("after", request.after), ("think_ns", request.think_ns)
-        yield from [(name, value) for name, value in place if value is not None]
+        if request.turn is not None:
+            fields["turn"] = request.turn
+        if request.after is not None:
+            fields["after"] = request.after
+        if request.think_ns is not None:
+            fields["think_ns"] = request.think_ns
+    return fields
 
 
 @lru_cache

@@ -18,19 +18,20 @@ import torch
 
 from schedlab.experiments import engines
 from schedlab.experiments.bench.device_rows import Device, Row
-from schedlab.experiments.calibrate import facts, held_out_errors, make_profile, run_grid, tolerated
+from schedlab.experiments.calibrate import facts, held_out_errors, make_profile, tolerated
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.grid import Extent
+from schedlab.experiments.measuring import run_grid
 from schedlab.framework.clock import WallClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.metrics import Measurement
-from schedlab.framework.model.backend import Backend, invariant_gpu
+from schedlab.framework.model.backend import Backend, invariant_gpu, quantised_gpu
 from schedlab.framework.model.config import ModelConfig, RopeScaling
 from schedlab.framework.model.decoder import RaggedBatch
-from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.model.executor import DTYPES, ModelExecutor
 from schedlab.framework.model.graphs import CudaGraphRecorder, called
 from schedlab.framework.model.linear import plain
 from schedlab.framework.model.weights import Weights, random_weights
@@ -39,6 +40,7 @@ from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
 from schedlab.framework.tables import RunTables
+from schedlab.kernels.quantised import KINDS
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS
@@ -149,14 +151,24 @@ def _medians(what: str, run: RunTables, chosen: np.ndarray) -> Row:
     return Row("steps", what, wall_ms, "ms", note=f"median of {chosen.sum()}; {device_ms:.3g} ms on the device")
 
 
-def decode_ms(device: Device, *, eager: bool = False, chain: int = 1) -> float:
+def weight_types(device: Device) -> Iterator[Row]:
+    """A batch of decodes with the layers' matrices in integers, against the same with them as they are."""
+    extent = extents(device)
+    whole = decode_ms(device)
+    for kind in KINDS[-1:] if device.interpreted else KINDS:
+        took = decode_ms(device, kind=kind)
+        note = f"{took:.3g} ms against {whole:.3g}"
+        yield Row("weights", f"batch {extent.batch}: a decode step, against {kind}", whole / took, "times", note=note)
+
+
+def decode_ms(device: Device, *, eager: bool = False, chain: int = 1, kind: str | None = None) -> float:
     """Median wall milliseconds of a step in which the same batch decodes."""
     extent = extents(device)
     prompt = extent.trace[2]
     requests = [_request(i, 0, list(range(3, 3 + prompt)), extent.output) for i in range(extent.batch)]
     blocks = extent.batch * -(-(prompt + extent.output) // extent.limits.block_size)
     roomy = replace(extent.limits, num_blocks=blocks, max_chained_steps=chain)
-    _, run = served(device, FCFS(), requests, limits=roomy, eager=eager)
+    _, run = served(device, FCFS(), requests, limits=roomy, eager=eager, kind=kind)
     decodes = (run.steps["decode_requests"] == extent.batch) & (run.steps["repeat"] == chain)
     return float(np.median(run.steps["duration_ns"][decodes])) / 1e6 / chain
 
@@ -200,24 +212,30 @@ def _machine_name(device: Device) -> str:
 
 def served(
     device: Device, policy: Policy, requests: list[EngineRequest], *, limits: EngineConfig | None = None,
-    invariant: bool = False, eager: bool = False,
+    invariant: bool = False, eager: bool = False, kind: str | None = None,
 ) -> tuple[list[list[int]], RunTables]:  # fmt: skip
     """Run the requests to their ends; their tokens, and the tables."""
     config = limits or extents(device).limits
     recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
-    model = executor(device, invariant=invariant, eager=eager)
+    model = executor(device, invariant=invariant, eager=eager, kind=kind)
     Engine(policy, model, ListSource(requests), config, WallClock(), recorder).run()
     return [request.output_token_ids for request in requests], recorder.close(backlog_end=0, counters={})
 
 
-def executor(device: Device, *, invariant: bool = False, eager: bool = False) -> ModelExecutor:
+def executor(device: Device, *, invariant: bool = False, eager: bool = False, kind: str | None = None) -> ModelExecutor:
     extent = extents(device)
     recorder = None if eager else called if device.interpreted else CudaGraphRecorder(torch.device(device.name))
     return ModelExecutor(
         extent.shape, dtype=extent.dtype, device=device.name, weights=weights(device.interpreted), recorder=recorder,
         max_model_len=extent.limits.max_model_len,
-        backend=invariant_gpu(device.ops) if invariant else Backend(device.ops, plain, RaggedBatch.of),
+        backend=backend(device, invariant, kind),
     )  # fmt: skip
+
+
+def backend(device: Device, invariant: bool, kind: str | None) -> Backend:
+    if kind is not None:
+        return quantised_gpu(device.ops, torch.device(device.name), DTYPES[extents(device).dtype], kind)
+    return invariant_gpu(device.ops) if invariant else Backend(device.ops, plain, RaggedBatch.of)
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,8 @@ from torch import Tensor
 from schedlab.experiments.bench.device_rows import Device, Row
 from schedlab.experiments.bench.paged_batches import FP8, Batch, Case, build, error
 from schedlab.kernels.dispatch import kernels
+from schedlab.kernels.quantised import KINDS, quantise
+from schedlab.kernels.quantised_linear import linear
 
 SECTION = "correctness"
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -192,8 +194,29 @@ def sampling(device: Device) -> Iterator[Row]:
     yield Row(SECTION, f"sample, {rows} rows of mixed parameters", float(differing), "differ", most=0)
 
 
+def products(device: Device) -> Iterator[Row]:
+    """Matrices of integers, in every class of rows; wide enough for none and narrow enough for several splits."""
+    shapes = ((40, 200),) if device.interpreted else ((6144, 4096), (1000, 4160))
+    for columns, depth in shapes:
+        for kind in KINDS:
+            weight = quantise(device.randn(columns, depth, dtype=FP32), kind)
+            matrix = weight.dequantised().double()
+            for dtype in (BF16, FP16, FP32):
+                apply, bias = linear(weight, None), device.randn(columns, dtype=dtype)
+                for rows in (1, 20) if device.interpreted else (1, 16, 33, 64, 300):
+                    x = device.randn(rows, depth, dtype=dtype)
+                    found = error(apply(x), x.double() @ matrix.T)
+                    what = f"{kind} product, {columns} × {depth}, {rows} rows, {dtype}"
+                    yield Row(SECTION, what, found, "error", most=tolerance(device, dtype))
+                x = device.randn(1, depth, dtype=dtype)
+                found = error(linear(weight, bias)(x), x.double() @ matrix.T + bias.double())
+                what = f"{kind} product with bias, {columns} × {depth}, {dtype}"
+                yield Row(SECTION, what, found, "error", most=tolerance(device, dtype))
+
+
 CHECKS = (
     attention, batch_invariance, large_pools, graph_replay, pointwise, cache_writes, float8_extremes, sampling,
+    products,
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """How near the kernels come to the ceilings of this device: copy bandwidth and the rate of a large matrix product.
 
 Both ceilings are measured here, on random data. Decode is held against the bytes of keys and values it must read,
-prefill against the arithmetic of the keys that are visible, pointwise kernels against the bytes they read and write.
+prefill against the arithmetic of the keys that are visible, pointwise kernels against the bytes they read and write,
+products of few rows against the bytes of their weights.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from schedlab.experiments.bench.device_rows import Device, Row
-from schedlab.kernels.configs import DecodeTile, PrefillTile
+from schedlab.kernels.configs import DecodeTile, LinearTile, PrefillTile
+from schedlab.kernels.quantised import KINDS, quantise
+from schedlab.kernels.quantised_linear import Panels, product
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -199,10 +202,66 @@ def tiles(device: Device) -> Iterator[Row]:
         for prefill_tile in PREFILL_TILES[:count]:
             what = f"prefill {name}, {_numbers(prefill_tile)}"
             yield _rate(device, "tiles", what, run.load.flops, run.seconds(prefill_tile), None)
+    for kind in KINDS:
+        matrices = Matrices(device, kind, 4096, 4096)
+        for linear_tile in LINEAR_TILES[:count]:
+            what = f"{kind} product 4096 × 4096, {_numbers(linear_tile)}"
+            seconds = matrices.seconds(linear_tile.block_t, linear_tile)
+            yield _share(device, "tiles", what, matrices.nbytes, seconds, None)
 
 
-def _numbers(tile: PrefillTile | DecodeTile) -> str:
+def _numbers(tile: PrefillTile | DecodeTile | LinearTile) -> str:
     return "/".join(str(getattr(tile, name)) for name in tile.__slots__)
+
+
+class Matrices:
+    """Enough equal matrices that none is still in a device's cache when its turn comes; `kind` None: bfloat16."""
+
+    def __init__(self, device: Device, kind: str | None, columns: int, depth: int) -> None:
+        columns, depth = (64, 128) if device.interpreted else (columns, depth)
+        self.device, self.columns, self.depth = device, columns, depth
+        weight = device.randn(columns, depth)
+        if kind is None:
+            self.nbytes = weight.nbytes
+            self._all: list[Tensor | Panels] = [weight.clone() for _ in range(self._count())]
+            return
+        panels = Panels.of(quantise(weight, kind))
+        self.nbytes = panels.nbytes
+        self._all = [replace(panels, numbers_PSRW=panels.numbers_PSRW.clone()) for _ in range(self._count())]
+
+    def _count(self) -> int:
+        return 1 if self.device.interpreted else -(-(1 << 28) // self.nbytes)
+
+    def seconds(self, rows: int, tile: LinearTile | None = None) -> float:
+        x_TK = self.device.randn(rows, self.depth)
+
+        def run() -> None:
+            for weight in self._all:
+                product(x_TK, weight, tile=tile) if isinstance(weight, Panels) else linear(x_TK, weight)
+
+        return self.device.seconds(run) / len(self._all)
+
+
+MATRICES = {"qkv": (6144, 4096), "gate and up": (28_672, 4096), "down": (4096, 14_336)}
+LINEAR_TILES = [
+    LinearTile(64, 16, 4, 5, 256), LinearTile(64, 16, 4, 5, 0), LinearTile(64, 16, 4, 5, 512),
+    LinearTile(64, 16, 4, 7, 256), LinearTile(128, 16, 4, 5, 256), LinearTile(128, 64, 8, 4, 256),
+    LinearTile(64, 64, 4, 4, 256), LinearTile(128, 64, 8, 4, 512),
+]  # fmt: skip
+
+
+def products(device: Device) -> Iterator[Row]:
+    """Of quantised matrices, and of the same in bfloat16 by the library; nothing is demanded, as none was measured."""
+    for name, (columns, depth) in list(MATRICES.items())[: 1 if device.interpreted else None]:
+        for kind in (None, *KINDS):
+            matrices = Matrices(device, kind, columns, depth)
+            for rows in (1, 16, 64):
+                what = f"{name}, {kind or 'bf16'}, {rows} rows"
+                yield _share(device, "products", what, matrices.nbytes, matrices.seconds(rows), None)
+            rows = 17 if device.interpreted else 2048
+            flops = 2.0 * rows * matrices.columns * matrices.depth
+            what = f"{name}, {kind or 'bf16'}, {rows:,} rows"
+            yield _rate(device, "products", what, flops, matrices.seconds(rows), None)
 
 
 def pointwise(device: Device) -> Iterator[Row]:

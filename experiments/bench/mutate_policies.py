@@ -1,9 +1,9 @@
-"""Changes one comparison or one number of a policy at a time and asks whether anything objects.
+"""Changes one comparison or one number of a policy at a time and asks whether any test objects.
 
-`python -m schedlab.experiments.bench.mutate_policies fcfs common`; all of them without names. The conformance kit may
-object, and the policies' own tests where the repository is at hand. What both let pass is listed with its line, and
-with whether it ever decided otherwise than the original: one that never did may mean the same. Each mutant runs in a
-process of its own.
+`python -m schedlab.experiments.bench.mutate_policies fcfs common`; all of them without names. Tests that speak of the
+policy object first, those that killed most so far before all others, then the conformance kit. What nothing kills must
+have a reason in `policy_mutants.yaml`, or the program ends with 1; what has one is tried with `--explained` only. Needs
+the repository's tests. Each mutant runs in a process of its own, forked when the tests are collected.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from random import Random
 from types import FunctionType, ModuleType
 from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+from hypothesis import Phase, settings
+from omegaconf import OmegaConf
 
 from schedlab.experiments.compose import compose
 from schedlab.experiments.policy import maker, options
 from schedlab.framework.policy import Policy
-from schedlab.framework.testing.case import Case, Subject, Violation
 from schedlab.framework.testing.conformance import BEHAVIOUR, check
-from schedlab.framework.testing.harness import Spec
-from schedlab.framework.testing.repeats import digests
 
-FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+FLIPS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
 }  # fmt: skip
+"""The edge moved, and the opposite."""
 HELPERS = ("common", "preemption", "ranking", "victims")
-"""Modules of policies that define none; they are tried through these policies."""
+"""Modules of policies that define none; the kit tries them through these policies."""
 THROUGH = ("chunked_prefill", "priority")
-TIMEOUT_S = 90.0
 KNOBS = {
     "chunked_prefill": ["policy.chunk_size=12"],
     "decode_priority": ["policy.stall_tokens=5", "policy.max_prefill_streak=2", "policy.watermark_blocks=2"],
@@ -48,59 +51,77 @@ KNOBS = {
     "static_batching": ["policy.batch_size=3"],
 }
 """Knobs that bite on the kit's tiny engines, where those of the YAML would not."""
-FIRST, LAST = tuple(BEHAVIOUR), ("gap", "cache", "waiting", "hold")
-"""Properties of the kit that are tried before the policies' own tests, and after them."""
+PROPERTIES = (*BEHAVIOUR, "hold", "gap", "cache", "waiting")
+KIT_S, PATIENCE = 60.0, 10.0
+"""Seconds that the kit may take, and that a test may take beyond ten times what it takes on the original."""
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = [str(path) for path in sorted((ROOT / "tests/framework").glob("test_*policies.py"))]
+TESTS = (
+    "tests/framework/test_*_polic*.py", "tests/framework/test_policies.py", "tests/framework/test_policy_helpers.py",
+    "tests/framework/test_kv_decisions.py", "tests/conformance/test_engine_cases_for_all.py",
+)  # fmt: skip
+FIRST = "test_reference_policies"
+"""Tried before other tests that have killed as many."""
+DECISIONS = ("test_reference_policies.py", "test_policy_helpers.py", "test_kv_decisions.py")
+"""What helpers are tried on."""
+REASONS = Path(__file__).with_name("policy_mutants.yaml")
+RESULTS = Path(__file__).parent / "results/policy_mutants.md"
+
+
+# ---- mutants ----
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one module: `before` becomes `after` in `line`."""
+    """One change of one function: `before` becomes `after`."""
 
     module: str
-    line: int
+    function: str
     before: str
     after: str
     tree: ast.Module
 
-    def __str__(self) -> str:
-        return f"{self.module}:{self.line}: {self.before}  ->  {self.after}"
+    @property
+    def key(self) -> str:
+        """What it is called wherever it is spoken of; its line would change with every edit above it."""
+        return f"{self.module.rpartition('.')[2]}.{self.function}: {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True)
 class Fate:
-    """`killed` says by what; None for a survivor, which `differs` from the original on some trace or on none."""
+    """`killed` says by what; None for a survivor."""
 
     mutant: Mutant
     killed: str | None
-    differs: bool = True
 
 
 def mutants(module: ModuleType) -> Iterator[Mutant]:
-    """Every comparison of the module's functions flipped at its edge, every whole number moved by one."""
+    """Comparisons of the module's functions, each moved at its edge and turned round; whole numbers, moved by one."""
     tree = ast.parse(inspect.getsource(module))
-    for path, node in _walk(tree):
+    for path, function, node in _walk(tree):
         for change in _changes(node):
             mutated = copy.deepcopy(tree)
             target = _at(mutated, path)
-            before = ast.unparse(node)
+            shown = _shown(tree, path)
             change(target)
-            yield Mutant(module.__name__, node.lineno, before, ast.unparse(target), ast.fix_missing_locations(mutated))
+            after = ast.unparse(_at(mutated, shown))
+            before = ast.unparse(_at(tree, shown))
+            yield Mutant(module.__name__, function, before, after, ast.fix_missing_locations(mutated))
 
 
 Way = tuple[tuple[str, int | None], ...]
 
 
-def _walk(node: ast.AST, path: Way = (), inside: bool = False) -> Iterator[tuple[Way, Any]]:
-    """Comparisons and numbers inside of functions, with the way to each."""
+def _walk(node: ast.AST, path: Way = (), scope: str = "", inside: bool = False) -> Iterator[tuple[Way, str, Any]]:
+    """Comparisons and numbers inside of functions, with the way to each and the name of the function."""
     if inside and isinstance(node, (ast.Compare, ast.Constant)):
-        yield path, node
-    inside = inside or isinstance(node, (ast.FunctionDef, ast.Lambda))
+        yield path, scope, node
+    inside = inside or isinstance(node, ast.FunctionDef)
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        scope = f"{scope}.{node.name}".lstrip(".")
     for name, value in ast.iter_fields(node):
         for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(child, ast.AST) and not _is_hint(name):
-                yield from _walk(child, (*path, (name, i)), inside)
+                yield from _walk(child, (*path, (name, i)), scope, inside)
 
 
 def _is_hint(name: str) -> bool:
@@ -113,16 +134,27 @@ def _at(node: Any, path: Way) -> Any:
     return node
 
 
+def _shown(tree: ast.AST, path: Way) -> Way:
+    """The way to what tells a reader where the change is: the expression or the simple statement around it."""
+    node = _at(tree, path)
+    while isinstance(node, ast.Constant) or len(ast.unparse(node)) < 12:
+        if isinstance(_at(tree, path[:-1]), (ast.If, ast.For, ast.While, ast.FunctionDef)):
+            break
+        path = path[:-1]
+        node = _at(tree, path)
+    return path
+
+
 def _changes(node: ast.AST) -> list[Callable[[Any], None]]:
     if isinstance(node, ast.Compare):
-        return [_flip(i) for i, op in enumerate(node.ops) if type(op) in FLIPS]
+        return [_flip(i, to) for i, op in enumerate(node.ops) for to in FLIPS[type(op)]]
     assert isinstance(node, ast.Constant)
     return [_move(1), _move(-1)] if type(node.value) is int else []
 
 
-def _flip(i: int) -> Callable[[Any], None]:
+def _flip(i: int, to: type[ast.cmpop]) -> Callable[[Any], None]:
     def change(node: Any) -> None:
-        node.ops[i] = FLIPS[type(node.ops[i])]()
+        node.ops[i] = to()
 
     return change
 
@@ -140,94 +172,162 @@ def install(mutant: Mutant) -> None:
     names: dict[str, Any] = {"__name__": mutant.module, "__file__": module.__file__}
     exec(compile(mutant.tree, str(module.__file__), "exec", dont_inherit=True), names)
     for name, value in vars(module).items():
-        if getattr(value, "__module__", None) == mutant.module:
+        if _is_of(value, mutant.module):
             _take_code(value, names[name])
 
 
 def _take_code(ours: Any, theirs: Any) -> None:
-    if isinstance(ours, FunctionType):
-        ours.__code__ = theirs.__code__
+    if isinstance(ours, property):
+        _take_code(ours.fget, theirs.fget)
+    elif isinstance(ours, FunctionType):
+        ours.__code__, ours.__defaults__ = theirs.__code__, theirs.__defaults__
     elif inspect.isclass(ours):
         for name, value in vars(ours).items():
-            if isinstance(value, FunctionType) and value.__code__.co_filename != "<string>":
+            if isinstance(value, property) or (
+                isinstance(value, FunctionType) and value.__code__.co_filename != "<string>"
+            ):
                 _take_code(value, vars(theirs)[name])
 
 
 # ---- what objects ----
 
 
-def objection(module: str, makes: Sequence[Callable[[], Policy]]) -> str | None:
-    """The first property that fails, or `tests`; None if nothing objects."""
-    return _kit(makes, FIRST) or _own_tests(module) or _kit(makes, LAST)
+class Survey:
+    """A plugin of pytest that tries mutants on the collected tests instead of running these."""
+
+    def __init__(self, names: Sequence[str], show: Callable[[Fate], object], passed_over: Collection[str]) -> None:
+        self.names = names
+        self.passed_over = passed_over
+        self.fates: list[Fate] = []
+        self._show = show
+        self._kills: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """No search for the smallest example: the first one kills."""
+        settings.register_profile("mutants", settings.default, phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("mutants")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for module in modules(self.names):
+            items, makes = _pointed(session.items, module), policies_of(module.__name__)
+            self._time([item for item in items if item.nodeid not in self._seconds])
+            for mutant in mutants(module):
+                known = mutant.key in self.passed_over
+                self.fates.append(Fate(mutant, None if known else self._objection(mutant, items, makes)))
+                self._show(self.fates[-1])
+        return True
+
+    def _time(self, items: Sequence[pytest.Item]) -> None:
+        """How long each test takes on the original, which must pass."""
+        for name, failed, seconds in _elsewhere(lambda: _tests(items), lambda _: 600.0):
+            if failed:
+                raise pytest.UsageError(f"mutate_policies: {name} fails on the original")
+            self._seconds[name] = seconds
+
+    def _promise(self, item: pytest.Item, mutant: Mutant) -> tuple[object, ...]:
+        """Smallest first: who speaks of the function or of a policy that uses it, has killed most, is quickest."""
+        name = mutant.function.partition(".")[0]
+        near = name in _text(item) or any(name in source and word in item.name for word, source in _sources().items())
+        return not near, -self._kills[item.nodeid], FIRST not in item.nodeid, self._seconds[item.nodeid]
+
+    def _objection(self, mutant: Mutant, items: Sequence[pytest.Item], makes: Sequence[Make]) -> str | None:
+        """What kills the mutant first; None if nothing does."""
+        order = sorted(items, key=lambda item: self._promise(item, mutant))
+        names = [*(item.nodeid for item in order), *(["kit"] * len(makes)), "the end"]
+
+        def tried() -> Iterator[Ran]:
+            install(mutant)
+            yield from _tests(order)
+            yield from _kit(makes)
+
+        done = 0
+        for name, failed, _ in _elsewhere(tried, lambda i: 10 * self._seconds.get(names[i], KIT_S / 10) + PATIENCE):
+            done += 1
+            if failed:
+                self._kills[name] += 1
+                return name
+        return None if done == len(names) - 1 else f"no end of {names[done]}"
 
 
-def _kit(makes: Sequence[Callable[[], Policy]], only: Sequence[str]) -> str | None:
+Make = Callable[[], Policy]
+Ran = tuple[str, bool, float]
+"""What was run, whether it failed, and how many seconds it took."""
+
+
+def _tests(items: Sequence[pytest.Item]) -> Iterator[Ran]:
+    for item in items:
+        reports = runtestprotocol(item, log=False)
+        yield item.nodeid, any(report.failed for report in reports), sum(report.duration for report in reports)
+
+
+def _kit(makes: Sequence[Make]) -> Iterator[Ran]:
     for make in makes:
-        report = check(make, only=only, seconds=1.0)
-        if not report.passed:
-            return report.failures[0].name
-    return None
+        report = check(make, only=PROPERTIES, seconds=1.0)
+        failed = [failure.name for failure in report.failures]
+        yield f"kit: {', '.join(failed)}", bool(failed), 0.0
 
 
-def _own_tests(module: str) -> str | None:
-    """Those that name the policy or speak of every knob; for what policies share, all of them."""
-    import pytest
-
-    name = module.rpartition(".")[2]
-    words = ["-x", "-q", "-n0", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *TESTS]
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        ended = pytest.main(words if name in HELPERS else [*words, "-k", f"{name} or knob"]) if TESTS else 0
-    return "tests" if ended == pytest.ExitCode.TESTS_FAILED else None
-
-
-def crowded(seed: int) -> Case:
-    """A trace that queues, shares prefixes and outgrows its pool."""
-    dice = Random(seed)
-    trace = []
-    for i in range(14):
-        prompt, shared = dice.randint(1, 50), dice.randint(0, 8)
-        ids = tuple(k if k < shared else 100 * (i % 3 + 1) + k for k in range(-(-prompt // 4)))
-        arrival = dice.randint(0, 30) * 1_000_000
-        spec = Spec(f"r{i}", arrival, prompt, dice.randint(1, 20), ids=ids, id_width=4, priority=dice.randint(0, 2))
-        trace.append(spec)
-    return Case(tuple(sorted(trace, key=lambda spec: spec.arrival_ns)), {"num_blocks": dice.randint(18, 30)})
-
-
-def decisions(makes: Sequence[Callable[[], Policy]]) -> list[str]:
-    try:
-        return [digest for make in makes for digest in digests(Subject(make), [crowded(seed) for seed in range(40)])]
-    except Violation as violation:
-        return [str(violation)]
-
-
-def fate(mutant: Mutant, makes: Sequence[Callable[[], Policy]], original: list[str]) -> Fate:
-    """Try the mutant in a process of its own; one that does not come to an end is killed by that."""
+def _elsewhere(tried: Callable[[], Iterator[Ran]], limit_s: Callable[[int], float]) -> Iterator[Ran]:
+    """What is tried in a forked process, as it is done; ends early where the next one does not come in time."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_try, args=(theirs, mutant, makes, original))
+    process = context.Process(target=_send, args=(theirs, tried))
     process.start()
+    theirs.close()
     try:
-        answer = ours.recv() if ours.poll(TIMEOUT_S) else ("no end", True)
+        i = 0
+        while ours.poll(limit_s(i)):
+            yield ours.recv()
+            i += 1
     except EOFError:
-        answer = ("crash", True)
-    process.kill()
-    process.join()
-    return Fate(mutant, *answer)
+        pass
+    finally:
+        process.kill()
+        process.join()
 
 
-def _try(pipe: Any, mutant: Mutant, makes: Any, original: list[str]) -> None:
+def _send(pipe: Any, tried: Callable[[], Iterator[Ran]]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
     try:
-        install(mutant)
-        killed = objection(mutant.module, makes)
-        pipe.send((killed, killed is not None or decisions(makes) != original))
+        for ran in tried():
+            pipe.send(ran)
     except Exception as error:  # a mutant that does not even load is objected to
-        pipe.send((type(error).__name__, True))
+        pipe.send((type(error).__name__, True, 0.0))
+    pipe.close()
+
+
+def _pointed(items: Sequence[pytest.Item], module: ModuleType) -> list[pytest.Item]:
+    """Tests that name what the module defines; for what policies share, those of every policy's decisions."""
+    name = module.__name__.rpartition(".")[2]
+    words = [name, *(key for key, value in vars(module).items() if _is_of(value, module.__name__))]
+    if name in HELPERS:
+        return [item for item in items if item.path.name in DECISIONS]
+    return [item for item in items if any(word in _text(item) for word in words)]
+
+
+@cache
+def _sources() -> dict[str, str]:
+    """Text of each policy's module, by name."""
+    return {module.__name__.rpartition(".")[2]: inspect.getsource(module) for module in modules([])}
+
+
+def _is_of(value: Any, module: str) -> bool:
+    return getattr(value, "__module__", None) == module
+
+
+def _text(item: pytest.Item) -> str:
+    return item.nodeid + inspect.getsource(inspect.unwrap(item.obj)) if isinstance(item, pytest.Function) else ""
 
 
 # ---- all of them ----
 
 
-def policies_of(module: str) -> list[Callable[[], Policy]]:
+def policies_of(module: str) -> list[Make]:
     """The policies that the module defines, or through which its helpers are tried; with knobs that bite."""
     targets = {option.name: option.target for option in options() if option.origin == "schedlab"}
     names = [name for name, target in targets.items() if target.rpartition(".")[0] == module]
@@ -241,28 +341,63 @@ def modules(names: Sequence[str]) -> list[ModuleType]:
     return [import_module(f"schedlab.policies.{name}") for name in names or everything]
 
 
-def survey(names: Sequence[str], show: Callable[[Fate], object] = lambda fate: None) -> list[Fate]:
-    """The fate of every mutant of the named modules."""
-    fates = []
-    for module in modules(names):
-        makes = policies_of(module.__name__)
-        original = decisions(makes)
-        for mutant in mutants(module):
-            fates.append(fate(mutant, makes, original))
-            show(fates[-1])
-    return fates
+def survey(
+    names: Sequence[str], show: Callable[[Fate], object] = lambda fate: None, passed_over: Collection[str] = ()
+) -> list[Fate]:
+    """The fate of every mutant of the named modules; those of the keys `passed_over` survive untried."""
+    files = sorted(str(path) for pattern in TESTS for path in ROOT.glob(pattern))
+    assert files, f"the repository's tests are not at {ROOT}"
+    plugin = Survey(names, show, passed_over)
+    words = ["-qq", "-s", "-n0", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files]
+    ended = pytest.main(words, plugins=[plugin])
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"mutate_policies: pytest ended with {ended}")
+    return plugin.fates
+
+
+def table(fates: Sequence[Fate], reasons: dict[str, str]) -> str:
+    """Markdown: how many of each module were killed, survivors with their reasons, and what killed the others."""
+    killed = Counter(fate.mutant.module for fate in fates if fate.killed)
+    total = Counter(fate.mutant.module for fate in fates)
+    survivors = [fate.mutant.key for fate in fates if fate.killed is None]
+    rows = [f"| {module.rpartition('.')[2]} | {count} | {killed[module]} |" for module, count in total.items()]
+    lives = [f"| `{_cell(key)}` | {_cell(reasons.get(key, '**no test objects**'))} |" for key in survivors]
+    deaths = [f"| `{_cell(f.mutant.key)}` | {_cell(f.killed.rpartition('/')[2])} |" for f in fates if f.killed]
+    return "\n".join(
+        [
+            "# Mutants of the policies", "",
+            "Comparisons of `policies/` moved at their edges and turned round, whole numbers moved by one.",
+            "Written by `python -m schedlab.experiments.bench.mutate_policies`.", "",
+            "| module | mutants | killed |", "|---|---|---|", *rows,
+            f"| **all** | {total.total()} | {killed.total()} |", "",
+            "## Survivors", "", "| mutant | why it makes no difference |", "|---|---|", *lives, "",
+            "## Killed", "", "| mutant | by |", "|---|---|", *deaths, "",
+        ]
+    )  # fmt: skip
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--out", type=Path, help=f"where the table goes (default, for all modules: {RESULTS.name})")
+    parser.add_argument("--explained", action="store_true", help="try those that have a reason to survive, too")
     words = parser.parse_args()
+    reasons = {str(key): str(reason) for key, reason in OmegaConf.load(REASONS).items()}
     started = time.monotonic()
-    fates = survey(words.names, lambda f: print("." if f.killed else "S", end="", flush=True))
-    survivors = [f for f in fates if f.killed is None]
+    passed_over = [] if words.explained else list(reasons)
+    fates = survey(words.names, lambda f: print(f"{f.mutant.key}   {f.killed or 'SURVIVES'}", flush=True), passed_over)
+    survivors = [fate.mutant.key for fate in fates if fate.killed is None]
     print(f"\n{len(fates)} mutants, {len(survivors)} survive; {time.monotonic() - started:.0f} s")
-    for survivor in survivors:
-        print(f"{survivor.mutant}   ({'decides otherwise' if survivor.differs else 'never decided otherwise'})")
+    for key in survivors:
+        print(f"{key}   ({reasons.get(key, 'NO TEST OBJECTS')})")
+    out = words.out or (None if words.names else RESULTS)
+    if out is not None:
+        out.write_text(table(fates, reasons))
+    sys.exit(any(key not in reasons for key in survivors))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ RATES = (
     "head_ns", "row_ns", "pair_ns", "key_ns", "decode_key_ns", "copy_ns", "copied_byte_ns",
 )  # fmt: skip
 """The fitted coefficients. The time of the weights is part of `step_ns`: one model cannot tell them apart."""
+LEAST_DEVIATION = 0.01
+"""Steps that are off by so little are never taken for disturbed ones."""
 COPY_RATES = ("idle_ns", "copy_ns", "copied_byte_ns")
 
 
@@ -220,26 +222,26 @@ def design_matrix(amounts: np.ndarray, ridge: float) -> np.ndarray:
 
 
 def robust_rates(
-    design: np.ndarray, durations: np.ndarray, rounds: int = 12, k: float = 1.345
+    design: np.ndarray, durations: np.ndarray, rounds: int = 15, k: float = 2.0
 ) -> tuple[np.ndarray, float]:
-    """Non-negative rates that fit best in *relative* residuals, and the mean size of those residuals.
+    """Non-negative rates under which each kind of step lasts as long as it did on average, and how far steps are off.
 
-    Huber's loss by reweighting (Huber, Robust Statistics, 1981): beyond `k` robust standard deviations a residual
-    counts linearly.
+    The residuals are relative to the *modelled* duration, as deviations grow with it (quasi-likelihood: McCullagh,
+    Nelder, Generalized Linear Models, 1989, chapter 9). Relative to the measured one, short steps would count for more
+    than long ones, and the kinds of steps that are disturbed most would be modelled as too short. Beyond `k` robust
+    standard deviations a residual counts linearly (Huber, Robust Statistics, 1981). The loss is the mean |log ratio|.
     """
-    relative = design / durations[:, None]
-    weights = np.ones(len(durations))
-    residuals = weights
+    weights, modelled = np.ones(len(durations)), durations
     for _ in range(rounds):
-        root = np.sqrt(weights)
-        rates = nonnegative_least_squares(relative * root[:, None], root)
-        residuals = np.abs(relative @ rates - 1.0)
-        limit = k * max(1.4826 * float(np.median(residuals)), 1e-9)
-        reweighted = np.minimum(1.0, limit / np.maximum(residuals, 1e-300))
-        if np.max(np.abs(reweighted - weights)) < 1e-2:
+        root = np.sqrt(weights) / modelled
+        rates = nonnegative_least_squares(design * root[:, None], durations * root)
+        before, modelled = modelled, np.maximum(design @ rates, 1e-3 * durations)
+        if np.max(np.abs(modelled / before - 1)) < 1e-4:
             break
-        weights = reweighted
-    return rates, float(np.mean(residuals))
+        residuals = np.abs(durations / modelled - 1)
+        limit = k * max(1.4826 * float(np.median(residuals)), LEAST_DEVIATION)
+        weights = np.minimum(1.0, limit / np.maximum(residuals, 1e-300))
+    return rates, float(np.mean(np.abs(np.log(durations / modelled))))
 
 
 def nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:

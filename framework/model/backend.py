@@ -15,7 +15,18 @@ from torch.nn import functional as F
 from schedlab.framework.batch import Inputs
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.decoder import RaggedBatch
-from schedlab.framework.model.linear import Linear, MakeLinear, Matrix, compiled, packed, plain, quantising, tiled
+from schedlab.framework.model.linear import (
+    Linear,
+    MakeLinear,
+    Matrix,
+    by_triton,
+    casting,
+    compiled,
+    packed,
+    plain,
+    quantising,
+    tiled,
+)
 from schedlab.framework.model.phases import batch_by_phase
 from schedlab.kernels.dispatch import Kernels, kernels
 from schedlab.kernels.native_library import BuildError, built, load
@@ -34,6 +45,8 @@ class Backend:
     """`ragged` turns inputs into tensors on a device, `linear` and `head` apply the layers' and the last matrix.
 
     `weights` is the type in which these are read, `activations` that of the rows between them; None: the model's.
+    `staged`: the layers' matrices are read into the host's memory, and `linear` takes each to the device as it will
+    lie there. `row_classes`: numbers of rows of which each takes kernels of its own.
     """
 
     kernels: Kernels
@@ -42,6 +55,8 @@ class Backend:
     head: MakeLinear | None = None
     activations: torch.dtype | None = None
     weights: torch.dtype | None = None
+    staged: bool = False
+    row_classes: tuple[int, ...] = (1,)
 
 
 def backend_for(
@@ -57,23 +72,31 @@ def backend_for(
     Batch-invariant: a request's logits are the same bits in any batch, by fixed tiles. `choice` of the CPU's kernels:
     "native" are the compiled ones, "torch" needs no compiler, "auto" takes the former where they are built.
     """
-    _check(choice, weight_dtype, device, batch_invariant)
+    _check(choice, weight_dtype, device, dtype, batch_invariant)
     if device.type == "cpu":
         return _invariant_cpu() if batch_invariant else _cpu(dtype, choice, weight_dtype)
     if batch_invariant:
         return invariant_gpu(kernels(device))
+    if weight_dtype in KINDS:
+        return quantised_gpu(kernels(device), device, dtype, weight_dtype)
     return Backend(kernels(device), plain, RaggedBatch.of)
 
 
-def _check(choice: str, weight_dtype: str | None, device: torch.device, batch_invariant: bool) -> None:
+def _check(
+    choice: str, weight_dtype: str | None, device: torch.device, dtype: torch.dtype, batch_invariant: bool
+) -> None:
     if choice not in KERNELS:
         raise ConfigError(f"engine.kernels: expected one of {', '.join(KERNELS)}, found {choice}")
     if weight_dtype not in (None, *WEIGHT_DTYPES):
         known = ", ".join(WEIGHT_DTYPES)
         raise ConfigError(f"model.weight_dtype: expected null or one of {known}, found {weight_dtype}")
-    if weight_dtype is not None and (batch_invariant or device.type != "cpu"):
-        where = "in batch-invariant mode" if batch_invariant else f"on {device}"
-        raise ConfigError(f"model.weight_dtype: expected null {where}, found {weight_dtype}")
+    if weight_dtype is not None and batch_invariant:
+        raise ConfigError(f"model.weight_dtype: expected null in batch-invariant mode, found {weight_dtype}")
+    if weight_dtype == "bf16" and device.type != "cpu" and dtype != torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"model.weight_dtype: expected null, int8 or int4 with dtype={name} on {device}, found bf16")
+    if weight_dtype in KINDS and device.type != "cpu" and dtype == torch.float64:
+        raise ConfigError(f"model.weight_dtype: expected null with dtype=float64 on {device}, found {weight_dtype}")
     if choice == "native" and batch_invariant:
         raise ConfigError("engine.batch_invariant: expected engine.kernels=auto or torch, found native")
 
@@ -111,6 +134,22 @@ def _cpu_kernels(native: bool) -> Kernels:
 def invariant_gpu(kernels: Kernels) -> Backend:
     """The Triton kernels have fixed tiles and splits; so have the products here, and each position has one kernel."""
     return Backend(kernels, by_rows, batch_by_phase)
+
+
+def quantised_gpu(kernels: Kernels, device: torch.device, dtype: torch.dtype, kind: str) -> Backend:
+    """Rows are `dtype`; the weights are read in bfloat16, as on a CPU, so that their integers are the same there."""
+    from schedlab.kernels.configs import linear_tiles
+
+    return Backend(
+        kernels,
+        quantising(by_triton, kind, device),
+        RaggedBatch.of,
+        head=casting(dtype),
+        activations=dtype,
+        weights=torch.bfloat16,
+        staged=True,
+        row_classes=tuple(tile.block_t for tile in linear_tiles(dtype)),
+    )
 
 
 def by_rows(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:

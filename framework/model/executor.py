@@ -14,17 +14,18 @@ from torch import Tensor
 
 from schedlab.framework.batch import Batch, Inputs
 from schedlab.framework.content import TokenContent
+from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
 from schedlab.framework.model.backend import Backend, backend_for
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, KVCache
 from schedlab.framework.model.graphs import DecodeGraphs, Recorder
-from schedlab.framework.model.memory import available_bytes, readable
+from schedlab.framework.model.memory import available_bytes, keep_freed_memory, readable
 from schedlab.framework.model.phases import all_generated
 from schedlab.framework.model.sampling import sampling_tensors
 from schedlab.framework.model.stopwatch import stopwatch
-from schedlab.framework.model.weights import Weights, load_weights, random_weights
+from schedlab.framework.model.weights import CPU, Weights, all_but_matrices_on, load_weights, random_weights
 from schedlab.framework.request import EngineRequest
 from schedlab.kernels.torch_invariant import ROW_TILE
 
@@ -38,12 +39,13 @@ class ModelExecutor:
 
     `dtype` is what weights and KV cache are held in; norms, rotation, softmax and logits are float32 at least, and on a
     CPU all that lies between the products. `weight_dtype` (bf16, int8, int4) is another type for the weights: of
-    integers, those of the layers' matrices, the rest then being bfloat16. `kernels`, for CPUs: "native" are the
+    integers, those of the layers' matrices, the rest then being read as bfloat16. `kernels`, for CPUs: "native" are the
     compiled ones, "torch" needs no compiler, "auto" takes the former where they are built. `num_threads` sets torch's
-    threads for the whole process. `sampling_seed` seeds requests that bring no seed. `batch_invariant`: the same bits
-    for a request in any batch and under any chunking, at a price in speed. `recorder`: how steps of decodes are
-    recorded, padded to a few sizes, to be replayed; None runs each as it comes. `max_model_len` bounds their block
-    tables. `weights` stand for `path` and `seed`, `backend` for the device's own. Durations are the device's.
+    threads for the whole process, as it sets what becomes of freed memory. `sampling_seed` seeds requests that bring no
+    seed. `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
+    `recorder`: how steps of decodes are recorded, padded to a few sizes, to be replayed; None runs each as it comes.
+    `max_model_len` bounds their block tables. `weights` stand for `path` and `seed`, `backend` for the device's own.
+    Durations are the device's.
     """
 
     needs_inputs = True
@@ -74,6 +76,7 @@ class ModelExecutor:
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
         torch.set_num_threads(num_threads)
+        keep_freed_memory()
         self.config = config
         self.vocab_size = config.vocab_size
         self.eos_token_ids = config.eos_token_ids
@@ -83,11 +86,15 @@ class ModelExecutor:
         self._backend = backend or backend_for(
             self._device, self._dtype, batch_invariant=batch_invariant, choice=kernels, weight_dtype=weight_dtype
         )
-        weights = self._weights(path, seed) if weights is None else weights
+        weights = self._weights(path, seed, weight_dtype) if weights is None else weights
+        if self._backend.staged:
+            weights = all_but_matrices_on(self._device, weights)
         self._decoder = Decoder(
             config, weights, self._backend.kernels, self._backend.linear, head=self._backend.head,
             activations=self._backend.activations,
         )  # fmt: skip
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what packing took is room for the KV cache
         self._recorder = recorder
         self._graphs: DecodeGraphs | None = None
         self._max_model_len = max_model_len or config.max_position_embeddings
@@ -102,16 +109,21 @@ class ModelExecutor:
         """The implementation that runs, as dispatch.py names it."""
         return self._backend.kernels.name
 
-    def _weights(self, path: str | Path | None, seed: int) -> Weights:
+    def _weights(self, path: str | Path | None, seed: int, weight_dtype: str | None) -> Weights:
         count, dtype = self.config.num_parameters(), self._backend.weights or self._dtype
-        self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need")
+        place = CPU if self._backend.staged else self._device
+        if self._backend.staged:
+            needed = Roofline(self.config, weight_dtype or "bf16").weight_bytes
+            self._require(needed, f"model: {count:,} parameters in {weight_dtype} need", self._device)
+        self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place)
         if path is None:
-            return random_weights(self.config, seed, dtype, self._device)
-        return load_weights(self.config, path, dtype, self._device)
+            return random_weights(self.config, seed, dtype, place)
+        return load_weights(self.config, path, dtype, place)
 
-    def _require(self, needed: int, said: str) -> None:
-        if needed > (available := available_bytes(self._device)):
-            raise ConfigError(f"{said} {readable(needed)}, found {readable(available)} available")
+    def _require(self, needed: int, said: str, place: torch.device) -> None:
+        if needed > (available := available_bytes(place)):
+            where = "" if place == self._device else " of the host's memory, to be taken to the device from there"
+            raise ConfigError(f"{said} {readable(needed)}{where}, found {readable(available)} available")
 
     def step_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """The most that a step keeps besides weights and cache: activations, logits, and the splits of long decodes."""
@@ -125,7 +137,7 @@ class ModelExecutor:
         self._release()
         needed = (num_blocks + num_host_blocks) * self.block_bytes(block_size)
         blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks"
-        self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need")
+        self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need", self._device)
         config = self.config
         self._block_size = block_size
         row = (block_size, config.num_key_value_heads, config.head_dim)
@@ -144,15 +156,20 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a prompt and a decode that write nothing, so that a run neither compiles kernels nor loads libraries."""
-        prompt, decode = (EngineRequest(f"warm-up {n}", 0, n, TokenContent([0] * n)) for n in (2, 1))
-        self._draw(
-            Inputs(
-                token_ids_T=np.zeros(3, dtype=np.int64), positions_T=np.array([0, 1, 1]), slots_T=np.full(3, -1),
-                query_starts_N1=np.array([0, 2, 3]), context_lens_N=np.array([2, 2]), rows_N=np.array([0, 1]),
-                block_tables_NB=np.zeros((2, -(-2 // self._block_size)), dtype=np.int64), emitting_S=np.array([0, 1]),
-                output_positions_S=np.array([2, 2]), requests=[prompt, decode],
-            )
+        """Run prompts and decodes that write nothing, so that a run neither compiles kernels nor loads libraries."""
+        for rows in self._backend.row_classes:
+            self._draw(self._nothing(max(rows - 1, 2)))
+
+    def _nothing(self, length: int) -> Inputs:
+        """A prompt of `length` and a decode, at position 0 all of them."""
+        prompt, decode = (EngineRequest(f"warm-up {n}", 0, n, TokenContent([0] * n)) for n in (length, 1))
+        rows = length + 1
+        return Inputs(
+            token_ids_T=np.zeros(rows, dtype=np.int64), positions_T=np.zeros(rows, dtype=np.int64),
+            slots_T=np.full(rows, -1), query_starts_N1=np.array([0, length, rows]),
+            context_lens_N=np.array([length, 2]), rows_N=np.array([0, 1]),
+            block_tables_NB=np.zeros((2, -(-length // self._block_size)), dtype=np.int64), emitting_S=np.array([0, 1]),
+            output_positions_S=np.array([length, 2]), requests=[prompt, decode],
         )  # fmt: skip
 
     def _release(self) -> None:

@@ -65,12 +65,30 @@ def compiled(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:
     return native.linear(weight_OK if weight_OK.dtype == torch.bfloat16 else weight_OK.float(), bias_O)
 
 
-def quantising(make: MakeLinear, kind: str) -> MakeLinear:
-    """`make` of the matrix in `kind`, int8 or int4."""
+def quantising(make: MakeLinear, kind: str, device: torch.device | None = None) -> MakeLinear:
+    """`make` of the matrix in `kind`, int8 or int4, on `device` if another than the matrix's own."""
 
     def made(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:
         assert isinstance(weight_OK, Tensor), "already quantised"
-        return make(quantise(weight_OK, kind), bias_O)
+        return make(quantise(weight_OK.to(device), kind), None if bias_O is None else bias_O.to(device))
+
+    return made
+
+
+def by_triton(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:
+    """Integers on a GPU, by the Triton kernels; rows in and out of any type."""
+    from schedlab.kernels import quantised_linear
+
+    assert isinstance(weight_OK, Quantised), "for integers alone"
+    return quantised_linear.linear(weight_OK, bias_O)
+
+
+def casting(dtype: torch.dtype) -> MakeLinear:
+    """`plain`, of the matrix in `dtype`."""
+
+    def made(weight_OK: Matrix, bias_O: Tensor | None) -> Linear:
+        assert isinstance(weight_OK, Tensor), "torch has no product for this matrix"
+        return plain(weight_OK.to(dtype), bias_O)
 
     return made
 

@@ -1,11 +1,25 @@
-"""How much memory is left for the KV cache. Knows the operating system's accounts, not what will be stored."""
+"""How much memory is left for the KV cache, and what becomes of a step's. Knows the operating system's accounts, not
+what will be stored."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
 import torch
+
+KEPT_BYTES, FROM_HEAP_BYTES = 256 << 20, 32 << 20
+"""How much freed memory a process keeps, and what is too large to be taken from it."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's malloc.h."""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's allocator, where it is that, keep what a step frees: the next would pay for each page anew."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, FROM_HEAP_BYTES)
 
 
 def available_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,19 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm_H: Tensor
     lm_head_VH: Tensor
+
+
+def all_but_matrices_on(device: torch.device, weights: Weights) -> Weights:
+    """`weights` on `device`, but for the layers' matrices and their biases, which stay where they are."""
+
+    def moved(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor.to(device)
+
+    names = ("input_norm_H", "q_norm_D", "k_norm_D", "post_norm_H")
+    layers = tuple(replace(la, **{name: moved(getattr(la, name)) for name in names}) for la in weights.layers)
+    embed = moved(weights.embed_VH)
+    head = embed if weights.lm_head_VH is weights.embed_VH else moved(weights.lm_head_VH)
+    return Weights(embed, layers, moved(weights.norm_H), head)
 
 
 def load_weights(config: ModelConfig, directory: str | Path, dtype: torch.dtype, device: torch.device = CPU) -> Weights:

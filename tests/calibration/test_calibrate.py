@@ -15,15 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import LIMITS, PlantedExecutor, planted
 
 from schedlab.experiments.calibrate import (
-    Bench,
-    Measured,
     fitted,
     held_out_errors,
     make_profile,
-    run_grid,
     tolerated,
 )
 from schedlab.experiments.grid import Extent, make_cells
+from schedlab.experiments.measuring import Bench, Measured, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import Point, Profile, predict_ns
 from schedlab.framework.cost.hardware import Hardware
@@ -60,11 +58,12 @@ def unseen() -> list[Work]:
     "extent", [EXTENT, Extent(1, 1, 1, 1), Extent(5, 100, 7, 90), Extent(32, 1500, 700, 4000), Extent(40, 30, 200, 12)]
 )
 @pytest.mark.parametrize("block_size", [1, 16, 50])
-def test_an_engine_does_what_the_cells_say(extent: Extent, block_size: int) -> None:
+@pytest.mark.parametrize("caching", [True, False])
+def test_an_engine_does_what_the_cells_say(extent: Extent, block_size: int, caching: bool) -> None:
     """Bench itself asserts the columns of the log; here every input of the cost is compared with the batch's."""
     executor = PlantedExecutor(MACHINE)
-    config = replace(LIMITS, block_size=block_size, num_blocks=16384 // block_size)
-    bench = Bench(planted(executor, config), make_cells(extent, block_size))
+    config = replace(LIMITS, block_size=block_size, num_blocks=16384 // block_size, enable_prefix_caching=caching)
+    bench = Bench(planted(executor, config), make_cells(extent, block_size, caching))
     executor.works.clear()
     measured = bench.run()
     assert [step.point.work for step in measured] == executor.works
@@ -82,7 +81,7 @@ def test_the_grid_reaches_its_extent() -> None:
 
 
 def test_passes_visit_the_cells_in_orders_of_their_own() -> None:
-    bench = Bench(planted(PlantedExecutor(MACHINE)), make_cells(EXTENT, 16))
+    bench = Bench(planted(PlantedExecutor(MACHINE)), make_cells(EXTENT, 16, prefix_caching=True))
     first, second = ([step.cell for step in bench.run()] for _ in range(2))
     assert first != second and sorted(first) == sorted(second)
 
@@ -105,7 +104,7 @@ def test_the_sum_of_disturbed_steps_is_met(sigma: float, spikes: float) -> None:
     rates = fitted([step.point for step in measured])
     truth = sum(MACHINE.total_ns(work) for work in unseen()) * np.exp(sigma**2 / 2) * (1 + 2 * spikes)
     modelled = predict_ns(rates, [Point(work, 1) for work in unseen()]).sum()
-    assert modelled == pytest.approx(truth, rel=0.05)
+    assert modelled == pytest.approx(truth, rel=0.08)  # the typical step of the second machine is 10 % shorter
 
 
 def test_held_out_steps_are_those_of_cells_that_the_fit_has_not_seen() -> None:
@@ -146,7 +145,7 @@ def test_a_profile_of_measured_steps_drives_the_virtual_clock(
 def test_passes_end_with_their_time() -> None:
     lines: list[str] = []
     measured = run_grid(planted(PlantedExecutor(MACHINE)), EXTENT, passes=9, budget_s=0.0, say=lines.append)
-    steps = sum(len(cell.moves) for cell in make_cells(EXTENT, 16))
+    steps = sum(len(cell.moves) for cell in make_cells(EXTENT, 16, prefix_caching=True))
     assert len(measured) == 2 * steps
     assert lines[-1] == "2 of 9 passes: another would exceed calibrate.budget_s=0"
 
@@ -154,9 +153,9 @@ def test_passes_end_with_their_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_num_seqs": 8}, "calibrate.max_batch: the engine as it is set up admits 5 at most, found 8"),
+        ({"max_num_seqs": 16}, "calibrate.max_batch: the engine as it is set up admits 7 at most, found 8"),
         ({"max_model_len": 256}, "calibrate.max_context: the engine as it is set up admits 192 at most, found 400"),
-        ({"max_num_batched_tokens": 200}, "calibrate.max_prefill: the engine as it is set up admits 191 at most"),
+        ({"max_num_batched_tokens": 200}, "calibrate.max_prefill: the engine as it is set up admits 183 at most"),
         ({"num_blocks": 100}, "calibrate.max_cell_tokens: the engine as it is set up admits 800 at most, found 1024"),
     ],
 )

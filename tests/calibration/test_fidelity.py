@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import SMALL
 
-from schedlab.experiments import engines, fidelity_report
+from schedlab.experiments import engines, fidelity_report, measuring
 from schedlab.experiments.calibrate import Options as Calibration
-from schedlab.experiments.fidelity import METRICS, Compared, Outcome, Scaled, Setting, Study, study
+from schedlab.experiments.fidelity import METRICS, Compared, Outcome, Scaled, Setting, Study, outcome, study
+from schedlab.experiments.measuring import Between
 from schedlab.experiments.recorded import Agreement
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import FitError, Profile
@@ -35,6 +37,7 @@ from schedlab.workloads.populations import Synthetic
 GRID = Calibration(
     passes=2, budget_s=20.0, max_batch=4, max_context=96, max_prefill=64, max_cell_tokens=256, out=None
 )  # fmt: skip
+AGREED = Agreement("a", "a", None)
 WORK = Synthetic(num_requests=12, arrivals=Poisson(20.0), lengths=Uniform(prompt=(20, 90), output=(3, 10)))
 
 
@@ -58,11 +61,11 @@ def test_every_policy_at_every_load(found: Study) -> None:
     assert [(o.load, o.policy) for o in found.outcomes] == [
         (0.5, "fcfs"), (0.5, "chunked"), (2.0, "fcfs"), (2.0, "chunked"),
     ]  # fmt: skip
-    for outcome in found.outcomes:
-        assert len(outcome.real) == len(outcome.agreements) == 2
-        assert all(summary["requests/finished"] == 12 for summary in (*outcome.real, outcome.virtual))
-        assert [*outcome.compared] == [*METRICS]
-        assert all(agreement.equal for agreement in outcome.agreements)
+    for case in found.outcomes:
+        assert len(case.real) == len(case.agreements) == 2
+        assert all(summary["requests/finished"] == 12 for summary in (*case.real, case.virtual))
+        assert [*case.compared] == [*METRICS]
+        assert all(agreement.equal for agreement in case.agreements)
 
 
 def test_loads_are_shares_of_the_capacity(found: Study) -> None:
@@ -74,11 +77,43 @@ def test_loads_are_shares_of_the_capacity(found: Study) -> None:
     assert high.virtual["ttft/mean"] > low.virtual["ttft/mean"]
 
 
-def test_the_profile_is_of_steps_from_between_the_real_runs(found: Study) -> None:
-    """Two passes before, and two after each of two repeats of each of two loads."""
+def test_the_profile_is_of_steps_from_between_those_of_the_real_runs(found: Study) -> None:
+    """Two passes before, and cells for half of the time of each real run."""
     error = found.profile.error
-    assert error.num_points % (5 * 2) == 0 and error.repeat_difference is not None
-    assert 0 < error.held_out_mean < 5
+    assert error.repeat_difference is not None and 0 < error.held_out_mean < 5
+    measured_ns = sum(point.duration_ns for point in found.profile.points)
+    ran_s = sum(summary["makespan_s"] for case in found.outcomes if case.load == 2 for summary in case.real)
+    assert measured_ns / 1e9 > 0.25 * ran_s
+    assert all(0.2 < case.level < 5 and case.level != 1 for case in found.outcomes)
+
+
+def test_a_case_is_modelled_on_the_machine_of_its_time(setting: Setting, found: Study) -> None:
+    first = found.outcomes[0]
+    limits = setting.make_engine().config
+    slow = outcome(setting, (first.load, "fcfs"), first.time_scale, limits, found.profile, 3.0, [({}, AGREED)])
+    assert slow.virtual["tpot/mean"] > 2.5 * first.virtual["tpot/mean"] / first.level
+
+
+class Cells:
+    """A bench whose every cell takes 100 ns of a thread's time, which the test makes pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        monkeypatch.setattr(measuring.time, "thread_time_ns", lambda: self.now)
+
+    def run_cell(self) -> list[Any]:
+        self.now += 100
+        return [self.now]
+
+
+def test_between_the_steps_of_a_run_cells_take_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, measured, counts = Cells(monkeypatch), [], []
+    between = Between(cells, 0.5, measured)  # type: ignore[arg-type]
+    for step_ns in (1000, 100, 100, 100, 150):
+        cells.now += step_ns
+        between(None)  # type: ignore[arg-type]
+        counts.append(len(measured))
+    assert counts == [5, 6, 6, 7, 8], "500, then 50 and 50 at a time, each cell paid for before the next"
 
 
 def test_what_is_shown_and_written(found: Study, tmp_path: Path) -> None:
@@ -116,13 +151,14 @@ def test_errors_are_judged_by_the_limit_or_by_what_repeats_differ() -> None:
 
 def test_decisions_that_part_are_stated() -> None:
     summary = dict.fromkeys(METRICS, 1.0)
-    outcome = Outcome("fcfs", 0.5, 1.0, (summary, summary), {**summary, "ttft/mean": 1.5}, (Agreement("a", "b", 17),))
+    virtual, agreement = {**summary, "ttft/mean": 1.5}, Agreement("a", "b", 17)
+    parted = Outcome("fcfs", 0.5, 1.0, 1.0, (summary, summary), virtual, (agreement,))
     profile = Profile({}, Coefficients(), False, FitError(0.01, 0.02, 0.03, 9, 9), ())
-    lines = fidelity_report.verdicts(Study(profile, {"fcfs": 1.0}, 1.0, (outcome,)))
+    lines = fidelity_report.verdicts(Study(profile, {"fcfs": 1.0}, 1.0, (parted,)))
     assert f"{len(METRICS) - 1} of {len(METRICS)} figures within" in lines
     assert lines[-1] == "fcfs at load 0.5: decisions part at step 17"
     assert any("equal digests in 0 of 1 real runs" in line for line in lines)
-    assert fidelity_report.cell(outcome.compared["ttft/mean"]) == "+50.0% (0.0%)!"
+    assert fidelity_report.cell(parted.compared["ttft/mean"]) == "+50.0% (0.0%)!"
 
 
 def test_a_scaled_workload_is_the_same_at_other_times() -> None:
@@ -186,7 +222,7 @@ def test_calibrate_then_run_on_its_profile(schedlab: Callable[..., tuple[int, st
         (("calibrate", "calibrate.max_batch=0"), "calibrate.max_batch: expected at least 1, found 0"),
         (("fidelity", "fidelity.loads=[0]"), "fidelity.loads: expected shares of the capacity above 0, found [0]"),
         (("fidelity", "fidelity.repeats=0"), "fidelity.repeats: expected at least 1, found 0"),
-        (("fidelity", "fidelity.policies=[fcsf]"), "policy=fcsf: no such option; did you mean fcfs?"),
+        (("fidelity", "fidelity.policies=[fcsf]"), "fidelity.policies: policy=fcsf: no such option; did you"),
         (("fidelity", "profile=nowhere.json"), "profile nowhere.json: expected a readable file, found: No such file"),
     ],
 )  # fmt: skip

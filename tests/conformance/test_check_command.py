@@ -67,7 +67,7 @@ def test_a_policy_that_does_not_exits_with_1_and_leaves_programs(check, tmp_path
         (("check.only=[wating]",), "check.only: wating is no property; did you mean waiting?"),
         (("check.seconds=long",), "check.seconds: expected a number, found 'long'"),
         (("policy=nope",), "policy=nope: no such option"),
-        (("check.against=[nope]",), "policy=nope: no such option"),
+        (("check.against=[nope]",), "check.against: policy=nope: no such option"),
     ],
 )
 def test_mistakes_are_one_line(check, words, says):

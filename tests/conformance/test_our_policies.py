@@ -1,5 +1,7 @@
 """Every policy that `policy=` offers keeps the contract, with the knobs of its YAML and with knobs that bite."""
 
+from functools import cache
+
 import pytest
 
 from schedlab.experiments.compose import compose
@@ -15,6 +17,7 @@ TIGHT = {
 IN_PROCESS = [name for name in PROPERTIES if name not in ("determinism", "cost")]
 
 
+@cache
 def of(name, *words):
     return maker(compose([f"policy={name}", *words]).policy)
 

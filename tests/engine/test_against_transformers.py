@@ -8,6 +8,7 @@ in at most 1 request of 64.
 import random
 import statistics
 from collections import Counter
+from functools import cache
 from itertools import zip_longest
 
 import pytest
@@ -46,10 +47,16 @@ RUNS = [("llama", name) for name in ALL] + [
 ]  # swapping is the engine's, not the model's
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def checkpoint(request, tmp_path_factory):
-    directory = save(request.param, tmp_path_factory.mktemp(request.param))
-    return request.param, directory, [greedy(reference(request.param), prompt) for prompt in prompts()]
+@pytest.fixture(scope="module")
+def checkpoint_of(tmp_path_factory):
+    """A family's directory and what the reference generates, made once: it takes longer than a test."""
+
+    @cache
+    def made(family):
+        directory = save(family, tmp_path_factory.mktemp(family))
+        return directory, [greedy(reference(family), prompt) for prompt in prompts()]
+
+    return made
 
 
 def greedy(model, prompt):
@@ -93,14 +100,15 @@ def differing(requests, expected):
     return wrong, doubtful
 
 
-def test_the_reference_streams_wander(checkpoint):
-    _, _, expected = checkpoint
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_streams_wander(checkpoint_of, family):
+    _, expected = checkpoint_of(family)
     assert statistics.median(len(set(tokens)) for tokens, _ in expected) >= 16
 
 
-@pytest.mark.parametrize(("checkpoint", "policy"), RUNS, indirect=["checkpoint"])
-def test_every_policy_generates_the_reference(checkpoint, policy):
-    _, directory, expected = checkpoint
+@pytest.mark.parametrize(("family", "policy"), RUNS)
+def test_every_policy_generates_the_reference(checkpoint_of, family, policy):
+    directory, expected = checkpoint_of(family)
     requests, tables = generate(directory, ALL[policy]())
     wrong, doubtful = differing(requests, expected)
     assert not wrong and doubtful * 64 <= REQUESTS + 63
@@ -113,8 +121,9 @@ def test_every_policy_generates_the_reference(checkpoint, policy):
     assert split or policy.startswith("fcfs"), "no prompt was computed in chunks"
 
 
-def test_an_off_by_one_in_a_block_table_is_seen(checkpoint, monkeypatch):
-    _, directory, expected = checkpoint
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_off_by_one_in_a_block_table_is_seen(checkpoint_of, family, monkeypatch):
+    directory, expected = checkpoint_of(family)
     refresh = Columns.refresh
 
     def shifted(self, request):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlab.experiments import capacity_report, compose, engines
+from schedlab.experiments import capacity_report, cli, compose, engines
 from schedlab.experiments.capacity import ATTAINMENT, Bench, Grid, Options, highest, judge, study
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
+from schedlab.framework.stages import ClientView, Stage
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
@@ -91,3 +94,28 @@ def test_options_out_of_range(change):
     keys = {"policies": None, "attainment": 0.9, "replicates": 3, "resolution": 0.05, "points": 3}
     with pytest.raises(ConfigError, match=f"capacity.{next(iter(change))}: expected"):
         Options(**keys | change)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("capacity", "capacity.policies=[fcfs,chunked]"), "capacity.policies: policy=chunked: no such option; did"),
+        (("capacity", "capacity.policies=[custom]"), "capacity.policies: policy._target_ has no default"),
+        (("fidelity", "fidelity.policies=[nosuch]", "engine=cpu"), "fidelity.policies: policy=nosuch: no such option"),
+        (("capacity", "measure.start_s=5"), "measure.start_s: capacity scales the times"),
+        (("fidelity", "measure.stop_s=5", "engine=cpu"), "measure.stop_s: fidelity scales the times"),
+    ],
+)
+def test_the_key_at_fault_is_named(tmp_path, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["schedlab", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    assert end.value.code == 2 and said.err.startswith(f"error: {told}") and not said.out
+
+
+def test_a_client_s_stages_count_in_capacity(bench):
+    """A delivery longer than the limit leaves nothing within it at any rate."""
+    late = replace(bench, observed_at=ClientView(delivery=Stage(constant_s=2 * TIGHT.ttft_s)), known={})
+    assert late.summary("fcfs", 1, 1.0)[ATTAINMENT] == 0 < bench.summary("fcfs", 1, 1.0)[ATTAINMENT]

@@ -125,5 +125,6 @@ def test_a_run_from_python_is_explained_but_not_repeated(tmp_path):
     schedlab.run(FCFS(), CommonWork(num_requests=20), engine, out=tmp_path)
     found = explain(tmp_path)
     assert named_first(found) == "weight movement" and found.named[0].trial is None
+    assert found.as_json()["note"] == lines(found)[-1] and "made from Python" in lines(found)[-1]
     with pytest.raises(ConfigError, match="does not say how to build it"):
         rerun(tmp_path, read_run(tmp_path).manifest)

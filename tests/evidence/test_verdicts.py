@@ -280,6 +280,6 @@ def test_files_and_terminal_say_the_same(tmp_path, capsys):
 
 def test_what_is_no_metric_is_refused(tmp_path):
     sweep(tmp_path, {"fcfs": BASE})
-    with pytest.raises(ConfigError, match="metric latency: no such metric"):
+    with pytest.raises(ConfigError, match="--primary latency: no such metric"):
         compare_runs([tmp_path], primary="latency")
     assert compare_runs([tmp_path]).notes == ("nothing to compare: the runs are of one variant",)

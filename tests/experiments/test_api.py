@@ -22,6 +22,10 @@ from schedlab.framework.reader import read_run
 from schedlab.framework.request import EngineRequest
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
+from schedlab.workloads.arrivals import Poisson
+from schedlab.workloads.lengths import Fixed
+from schedlab.workloads.populations import CommonWork
+from schedlab.workloads.sessions import Conversations, ThinkTime
 from schedlab.workloads.workload import Recorded
 
 
@@ -85,6 +89,30 @@ def test_the_measured_window_is_an_option():
     part = schedlab.run(FCFS(), sample(), engines.stub(num_blocks=200), start_s=1.0, stop_s=2.0)
     assert 0 < part.summary["requests/finished"] < whole.summary["requests/finished"]
     assert part.result["measurement"]["window"]["start_s"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        ({"start_s": 2.0, "stop_s": 1.0}, "measure: expected start_s < stop_s, found 2 and 1"),
+        ({"start_s": 2.0, "stop_s": 2.0}, "measure: expected start_s < stop_s, found 2 and 2"),
+        ({"start_s": 5000.0}, r"measure: no request arrives from 5000 s on; those of common_work do from .* to"),
+        ({"stop_s": 0.0}, r"measure: no request arrives in \[0, 0\) s"),
+    ],
+)
+def test_a_window_without_a_request_costs_no_run(tmp_path, window, told):
+    engine = engines.stub(num_blocks=200)
+    with pytest.raises(ConfigError, match=told):
+        schedlab.run(FCFS(), CommonWork(num_requests=9), engine, out=tmp_path / "run", **window)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_window_that_turns_out_empty_is_an_error(tmp_path):
+    """When turns arrive that wait for others is known at the end."""
+    chats = Conversations(num_sessions=3, turns=3.0, arrivals=Poisson(5.0), lengths=Fixed(20, 5), think=ThinkTime(1.0))
+    with pytest.raises(ConfigError, match=r"measure: none of [\d,]+ requests arrived from 1e\+06 s on"):
+        schedlab.run(FCFS(), chats, engines.stub(num_blocks=4000), out=tmp_path, start_s=1e6)
+    assert read_run(tmp_path).status == "failed" and "measure: none of" in read_run(tmp_path).result["error"]
 
 
 # ---- engines ----

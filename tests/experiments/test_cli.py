@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from children import takes_ctrl_c
 
+from schedlab.framework.metrics import SUMMARY_KEYS
 from schedlab.framework.reader import read_run
 
 QUICK = ("engine=stub", "wandb.mode=disabled", "plots=false", "workload.max_requests=12")
@@ -165,6 +166,7 @@ def test_help_of_run_lists_the_groups(schedlab):
         (["clock=sundial"], ["clock=sundial"]),
         (["wandb.mode=sometimes"], ["wandb.mode=sometimes", "offline"]),
         (["record=most"], ["record=most"]),
+        (["measure.start_s=3", "measure.stop_s=2"], ["measure: expected start_s < stop_s, found 3 and 2"]),
         (["--wat"], ["--wat", "no such option"]),
         (["engine=cpu", "model.path=/none"], ["/none"]),
     ],
@@ -182,6 +184,18 @@ def test_a_mistake_is_one_line(schedlab, mine, words, told):
 def test_a_mistaken_command_is_one_line(schedlab, words):
     done = schedlab(*words)
     assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def test_every_metric_is_listed_with_its_meaning(schedlab):
+    done = schedlab("metrics")
+    assert done.code == 0 and [line.split()[0] for line in done.out.splitlines()] == list(SUMMARY_KEYS)
+    assert all(len(line.split(maxsplit=1)[1]) > 10 for line in done.out.splitlines())
+
+
+def test_a_metric_that_is_none_is_answered_with_close_ones_and_the_list(schedlab):
+    done = schedlab("compare", ".", "--primary", "ttft_p99")
+    assert done.code == 2 and done.err.count("\n") == 1 and len(done.err) < 200
+    assert "ttft_p99: no such metric; did you mean ttft/p99" in done.err and "schedlab metrics lists all" in done.err
 
 
 def test_a_traceback_is_shown_on_request(schedlab, monkeypatch):

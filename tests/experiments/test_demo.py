@@ -14,7 +14,7 @@ CANNOT = {
 """Which policy need not show what, and why; the sample has no prompt above the token budget."""
 
 
-@pytest.mark.parametrize("requests", [90, pytest.param(254, marks=pytest.mark.full)])
+@pytest.mark.parametrize("requests", [64, *(pytest.param(n, marks=pytest.mark.full) for n in (128, 254))])
 def test_capacity_binds_under_all_four(schedlab, requests):
     done = schedlab(
         "run", "experiment=demo", f"workload.max_requests={requests}", "wandb.mode=disabled", "plots=false",

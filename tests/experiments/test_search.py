@@ -33,21 +33,29 @@ def test_a_broken_limit_is_worse_than_any_figure_and_worse_the_farther(direction
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("keys", "told"),
     [
-        (Objective("ttft/p98"), "no figure ttft/p98"),
-        (Objective("itl/p99"), "itl/p99 is unknown"),
-        (Objective("ttft/p99", {"tpot/p9": 1}), "no figure tpot/p9"),
+        ({"figures": "ttft/p98"}, r"objective.figures ttft/p98: no such metric; did you mean ttft/p9\d or"),
+        ({"figures": ["ttft/p99", "tpot/p9"]}, "objective.figures tpot/p9: no such metric"),
+        ({"figures": "ttft/p99", "at_most": {"tpot_p99": 1}}, "objective.at_most tpot_p99: no such metric; did you"),
+        ({"figures": "ttft/p99", "at_most": {"tpot/p99": 0}}, "expected a limit above 0 for tpot/p99, found 0"),
+        ({"direction": "up"}, "objective.direction=up"),
     ],
 )
-def test_a_wrong_figure_is_named(wrong, told):
+def test_a_wrong_objective_is_told_before_anything_runs(keys, told):
     with pytest.raises(ConfigError, match=told):
-        wrong.of(SUMMARY)
+        Objective(**keys)
 
 
-def test_a_mistaken_objective_costs_no_run(schedlab):
-    done = schedlab("run", "engine=stub", "wandb.mode=disabled", "objective.direction=up", "hydra.run.dir=r")
-    assert done.code == 2 and "objective.direction=up" in done.err
+def test_a_figure_that_a_run_does_not_have_is_named():
+    with pytest.raises(ConfigError, match="itl/p99 is unknown"):
+        Objective("itl/p99").of(SUMMARY)
+
+
+@pytest.mark.parametrize("mistake", ["objective.direction=up", "objective.figures=ttft/p98"])
+def test_a_mistaken_objective_costs_no_run(schedlab, mistake):
+    done = schedlab("run", "engine=stub", "wandb.mode=disabled", mistake, "hydra.run.dir=r")
+    assert done.code == 2 and mistake.replace("=ttft", " ttft") in done.err
     assert not Path("r/requests.jsonl.gz").exists()
 
 

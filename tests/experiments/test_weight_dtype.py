@@ -2,8 +2,9 @@
 
 import pytest
 
-from schedlab.experiments import engines
+from schedlab.experiments import bounds, engines, step_work
 from schedlab.experiments.compose import preset
+from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.errors import ConfigError
 
 
@@ -23,3 +24,18 @@ def test_the_cpu_engine_follows_it():
     assert str(types[None]) == "torch.float32" and str(types["int8"]) == "torch.bfloat16"
     with pytest.raises(ConfigError, match=r"model\.weight_dtype: expected null or one of bf16, int8, int4, found fp4"):
         engines.cpu(model("fp4"), num_blocks=8)
+
+
+@pytest.mark.parametrize("weight_dtype, expected", [(None, "bf16"), ("int8", "int8"), ("int4", "int4")])
+def test_what_is_said_of_a_real_engine_follows_it(weight_dtype, expected):
+    """Calibration, the diagnosis of a run, and what no schedule could beat: bounds of wider weights would be beaten."""
+    line = engines.roofline_of(model(weight_dtype), "bfloat16")
+    assert (line.weight_dtype, line.kv_cache_dtype) == (expected, "bf16")
+    assert engines.roofline_of(model("int8"), "float32").kv_cache_dtype == "fp32"
+    config = {
+        "engine": {"_target_": "schedlab.experiments.engines.cuda", "dtype": "bfloat16"}, "model": model(weight_dtype),
+        "hardware": preset("hardware", "h100"), "policy": {},
+    }  # fmt: skip
+    found, _ = step_work.machine_of({"config": config})
+    assert (found.weight_dtype, found.kv_cache_dtype) == (expected, "bf16")
+    assert bounds.datasheet(config) == Coefficients.from_roofline(line, bounds.lossless(config["hardware"]))

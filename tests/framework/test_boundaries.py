@@ -1,6 +1,5 @@
 """Between two steps: commit, aborts, arrivals, in this order; aborts in every state."""
 
-
 import pytest
 from four import FOUR
 from hypothesis import given

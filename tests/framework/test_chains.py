@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import MS, JumpingExecutor, Script, ScriptedExecutor, grants, lab
 
-from schedlab.framework import chain, fast_forward
+from schedlab.framework import chain, chained_jump
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
 from schedlab.framework.policy import Finished, Progressed
@@ -192,7 +192,7 @@ def test_a_request_that_fails_within_a_chain_keeps_what_it_had():
 MUTANTS = {
     "a finish": (chain, "take_chain", lambda real: lambda ledger, limit: limit),
     "a live request": (chain, "ends_by_length", lambda real: lambda request: True),
-    "an arrival is seen in the middle": (fast_forward, "take_chain", lambda real: lambda ledger, limit: 1),
+    "an arrival is seen in the middle": (chained_jump, "take_chain", lambda real: lambda ledger, limit: 1),
 }
 
 

@@ -125,7 +125,6 @@ def test_recorded_time_that_runs_backwards_is_refused():
 def measured_and_recorded(make, trace, *, clock, source=None, executor=None, **keys):
     """Tables of a run on `clock`, and of the same run on its logged boundaries."""
 
-
     def tables(clock):
         device = executor() if executor else None
         return lab(make(), trace, clock=clock, source=source and source(), executor=device, **keys).finish()

@@ -114,9 +114,14 @@ def assert_same(name, seed, executor, **keys):
 
 @pytest.mark.parametrize("name", POLICIES)
 @PART
-@given(executor=st.sampled_from(list(EXECUTORS)), seed=st.integers(0, 2**32), steps=st.sampled_from([1, 1, 2, 5]))
-def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed, steps):
-    assert_same(name, seed, executor, max_chained_steps=steps)
+@given(
+    executor=st.sampled_from(list(EXECUTORS)),
+    seed=st.integers(0, 2**32),
+    steps=st.sampled_from([1, 1, 2, 5]),
+    window=st.sampled_from([None, {"start_s": 0.02, "stop_s": None}, {"start_s": 0.011, "stop_s": 0.07}]),
+)
+def test_jumping_stepping_and_asking_give_the_same_run(name, executor, seed, steps, window):
+    assert_same(name, seed, executor, max_chained_steps=steps, window=window)
 
 
 def test_the_real_cost_model_is_jumped_over_and_changes_its_bound():
@@ -131,20 +136,20 @@ def test_the_real_cost_model_is_jumped_over_and_changes_its_bound():
 
 
 def while_extending(patch, change):
-    """Let `change(engine, stretch)` hold while a jump is extended, and only then."""
+    """Let `change(engine)` hold while a jump is extended, and only then."""
     extend = fast_forward._extend
 
-    def wrong(stretch, engine, *arguments):
-        with change(engine, stretch):
-            return extend(stretch, engine, *arguments)
+    def wrong(engine, *arguments):
+        with change(engine):
+            return extend(engine, *arguments)
 
     patch.setattr(fast_forward, "_extend", wrong)
 
 
 def replaced(owner, name, value):
     @contextmanager
-    def change(engine, stretch):
-        target = {"engine": engine, "stretch": stretch}.get(owner, owner)
+    def change(engine):
+        target = engine if owner == "engine" else owner
         before = getattr(target, name)
         setattr(target, name, value(before))
         try:
@@ -155,11 +160,8 @@ def replaced(owner, name, value):
     return change
 
 
-@contextmanager
-def free_without_end(engine, stretch):
-    stretch.free += 1 << 20
-    yield
-    stretch.free -= 1 << 20
+def endless(real):
+    return property(lambda self: real.fget(self) + (1 << 20))
 
 
 MUTANTS = {
@@ -169,7 +171,7 @@ MUTANTS = {
     "finish": replaced(DecodeCohort, "next_finish", lambda real: lambda self: real(self) + 1),
     "until": replaced("engine", "standing_until", lambda until: math.inf),
     "until at a boundary": replaced("engine", "standing_until", lambda until: until + 1),
-    "shortage": free_without_end,
+    "shortage": replaced(PrefixCache, "num_free", endless),
     "eviction of a counted block": replaced(PrefixCache, "eviction_disturbs", lambda real: lambda self, count: False),
 }
 

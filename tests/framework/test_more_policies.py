@@ -6,8 +6,9 @@ import pytest
 from four import ESTIMATOR
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import MS, PART, JumpingExecutor, lab, log, order_of
+from scripted import MS, PART, JumpingExecutor, ScriptedExecutor, lab, log, order_of
 
+from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.policy import Policy, Preempted
 from schedlab.framework.predictors import OraclePredictor
 from schedlab.framework.request import SLO, EngineRequest
@@ -24,6 +25,7 @@ from schedlab.policies.priority import Priority
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
 from schedlab.policies.static_batching import StaticBatching
+from schedlab.policies.victims import strictly_worse
 
 small = specs(max_requests=10, max_prompt=60, max_output=12)
 AMPLE = {"num_blocks": 400, "max_num_batched_tokens": 64}
@@ -171,6 +173,14 @@ def test_slo_aware_takes_the_least_slack_first_and_the_late_last():
     slacks = [("late", 1), ("loose", 500), ("tight", 60), ("none", None), ("middle", 200)]
     trace = [request("first", 0, 8, 10), *[request(n, MS, 8, 10, slo=objective(ttft)) for n, ttft in slacks]]
     assert order_of(SLOAware(ESTIMATOR), trace) == ["first", "tight", "middle", "loose", "none", "late"]
+
+
+def test_slo_aware_gives_nobody_up_at_the_last_moment():
+    """Steps that take no time by the estimate: at 5 ms 'edge' can still be served in time, a nanosecond later not."""
+    for ttft_ms, order in ((4, ["first", "edge", "none"]), (3.999999, ["first", "none", "edge"])):
+        trace = [request("first", 0, 8, 5), request("none", MS, 8, 2)]
+        trace.append(request("edge", MS, 8, 2, slo=objective(ttft_ms)))
+        assert order_of(SLOAware(LinearEstimator(0.0, 0.0)), trace) == order
 
 
 def test_slo_aware_counts_the_time_that_a_prompt_takes():
@@ -340,6 +350,18 @@ def test_multilevel_feedback_leaves_equals_alone_and_promotes_in_time():
     assert end_of_long(0.1) < 150 * MS < end_of_long(100.0)
 
 
+@pytest.mark.parametrize("after_s, times", [(0.005, 0), (0.005000001, 1)])
+def test_multilevel_feedback_promotes_at_the_very_moment(after_s, times):
+    """'short' comes at 5 ms, when 'long' is promoted and can no longer be displaced, or a nanosecond before.
+
+    Promoted later it does not displace 'short' in turn, which is on the highest level, too.
+    """
+    trace = [Spec("long", 0, 8, 20), Spec("short", 5 * MS, 8, 2)]
+    policy = MultilevelFeedback(quantum=2, promote_after_s=after_s)
+    requests, _ = served(policy, trace, max_num_seqs=1, executor=ScriptedExecutor(1))
+    assert requests["long"].num_preemptions == times and requests["short"].num_preemptions == 0
+
+
 @pytest.mark.parametrize(
     "prompt, output, level", [(10, 0, 0), (400, 0, 0), (401, 0, 1), (900, 0, 2), (10, 4, 1), (10, 16, 3), (10, 999, 3)]
 )
@@ -348,6 +370,27 @@ def test_multilevel_feedback_counts_prompts_and_output(prompt, output, level):
     it = Spec("it", 0, prompt, 1).request()
     it._tokens += output
     assert MultilevelFeedback(quantum=4, num_levels=4, prompt_weight=0.01).level_by_service(it) == level
+
+
+class Remembering(MultilevelFeedback):
+    """Compares every answer with one that remembers nothing."""
+
+    def _below(self, step, head):
+        def level(request):
+            return 0 if request.arrival_s <= step.now - self.promote_after_s else self.level_by_service(request)
+
+        found = super()._below(step, head)
+        assert found == strictly_worse(step, head, level)
+        self.asked = getattr(self, "asked", 0) + len(found)
+        return found
+
+
+@pytest.mark.parametrize("knobs", [{}, {"promote_after_s": 0.02}, {"prompt_weight": 0.3, "num_levels": 7}])
+def test_multilevel_feedback_remembers_no_level_for_too_long(knobs):
+    trace = [Spec(f"r{i:02d}", i * i % 97 * MS, 4 + i * 7 % 50, 3 + i * i % 41) for i in range(90)]
+    policy = Remembering(quantum=4, **knobs)
+    served(policy, trace, max_num_seqs=12, num_blocks=120, swap_space_gib=2000 * 8 / 2**30)
+    assert policy.asked > 30
 
 
 # -- static_batching and orca -----------------------------------------------------------------------------------------
@@ -383,6 +426,11 @@ def test_orca_mixes_whole_prompts_with_decodes():
     trace = [live("a", 0, 6, 6), live("b", MS, 10, 3), live("c", MS, 8, 2)]
     assert log(Orca(), trace)[:3] == [([("a", 0, 6)], []), ([("b", 0, 10)], ["a"]), ([("c", 0, 8)], ["a", "b"])]
     assert log(FCFS(), trace)[1] == ([("b", 0, 10)], []), "fcfs never mixes"
+
+
+def test_orca_waits_for_a_step_of_its_own_with_a_prompt_of_the_whole_budget():
+    steps = log(Orca(), [live("a", 0, 6, 4), live("b", MS, 16, 2)])
+    assert [prefills for prefills, _ in steps if prefills] == [[("a", 0, 6)], [("b", 0, 16)]]
 
 
 @PART

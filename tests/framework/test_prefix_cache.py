@@ -88,6 +88,14 @@ def test_prompts_without_identity_are_never_shared():
     assert reused(IdContent((1,), 64, "here"), IdContent((1,), 64, "there"), 64, 16) == 0
 
 
+@pytest.mark.parametrize("one, other", [(-1, -2), (0, 2**61 - 1), (1, 2**61), (7, 7 + 2**64)])
+def test_ids_whose_hashes_collide_share_nothing(one, other):
+    """`hash()` of both is the same, and so are their lowest 64 bits in the last case."""
+    assert hash(one) == hash(other) or one == other % 2**64
+    assert reused(IdContent((one,), 64), IdContent((one,), 64), 64, 16) == 48
+    assert reused(IdContent((one,), 64), IdContent((other,), 64), 64, 16) == 0
+
+
 @pytest.mark.parametrize("output, block_size, hit", [(4, 4, 12), (5, 4, 16), (1, 4, 12), (6, 1, 17), (6, 16, 16)])
 def test_the_next_turn_of_a_session_reuses_what_the_last_one_generated(output, block_size, hit):
     """12 prompt tokens and `output` generated ones, the newest of which never entered the cache."""

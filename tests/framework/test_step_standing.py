@@ -150,6 +150,8 @@ def test_a_held_decision_is_not_asked_again_until_it_ends(executor):
 
 
 TWO = (Spec("a", 0, 4, 12), Spec("b", 0, 4, 12))
+
+
 @pytest.mark.parametrize("executor", [StubExecutor, JumpingExecutor])
 def test_a_hold_until_the_end_of_time_is_a_hold_without_a_time(executor):
     """As `idle_until` may be: the earliest of no deadlines is infinity."""

@@ -2,7 +2,7 @@
 
 import pytest
 from four import ALL
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.framework.testing.chaos import Chaos
@@ -10,6 +10,7 @@ from schedlab.framework.testing.harness import Spec, check_streams, expected_str
 from schedlab.framework.testing.strategies import limits, specs
 
 
+@settings(max_examples=settings.default.max_examples * 2 // 5)  # each runs every policy
 @given(specs(), limits())
 def test_every_policy_gives_every_request_its_tokens(trace, keys):
     same_tokens(list(ALL.values()), trace, **keys)

@@ -55,11 +55,31 @@ def test_its_own_test_passes(environment, made):
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
 
 
-def test_a_name_that_is_taken_or_is_none_is_refused(environment, made):
-    refused = {"fcfs": "schedlab has a policy", "Bad.Name": "expected a name", "class": "expected a name"}
-    for name, says in refused.items():
-        done = environment.run("-m", "schedlab", "policy", "new", name)
-        assert done.returncode == 2 and says in done.stderr and not (environment.folder / name).exists()
+def test_a_policy_that_is_installed_is_not_written_again(environment, made):
+    done = environment.run("-m", "schedlab", "policy", "new", "quick-first", "--in", "elsewhere")
+    assert done.returncode == 2 and "quick-first has a policy of this name" in done.stderr
+    assert not (environment.folder / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fcfs", "schedlab has a policy of this name"),
+        ("Bad.Name", "expected a name of small letters"),
+        ("class", "Python has this word for itself"),
+        ("match", "Python has this word for itself"),
+        ("null", "policy=null would be read as a value"),
+        ("json", "standard library has a module of this name"),
+        ("numpy", "a module of this name is installed"),
+        ("typing-extensions", "a module of this name is installed"),
+        ("pyyaml", "the project PyYAML is installed"),
+    ],
+)
+def test_a_name_that_cannot_be_had_is_refused(tmp_path, monkeypatch, name, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"policy new {name}: .*{says}"):
+        new_package(name, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_written_is_complete(tmp_path):

@@ -51,3 +51,9 @@ def traces(draw, max_rows=12, ids=True, sessions=True, extras=True):
             "slo_classes": {"fast": SLO("fast", ttft_s=0.5)},
         }
     return Trace("random", np.arange(n), arrival, prompt, numbers(1, 9), **columns)
+
+
+def with_stages(trace: Trace, preparation_ns: int, delivery_ns: int) -> Trace:
+    """Every request with the same stages of its own."""
+    every = np.ones(len(trace), dtype=np.int64)
+    return trace.with_columns(preparation_ns=every * preparation_ns, delivery_ns=every * delivery_ns)

@@ -303,7 +303,10 @@ def test_weka_ties_and_clocks(tmp_path):
     # own think time, else gap less service, else 0 where the service time is not known
     assert trace.think_ns.tolist() == [-1, 10**9, 3 * 10**9, 7_500 * MS, 0]
     assert (trace.arrival_ns / 1e9).tolist() == [0, 3, 7, 10, 30]
-    assert set(trace.scope.tolist()) == {"w"} and trace.provenance.counts == {"think_times_from_gaps": 3}
+    assert set(trace.scope.tolist()) == {"w"} and trace.provenance.counts == {
+        "think_times_from_gaps": 2,
+        "unknown_think_times": 1,
+    }
     assert read(rows.write(tmp_path, "weka")).provenance.counts["no_output"] == 1
 
 
@@ -355,6 +358,28 @@ def test_sharegpt_counts_what_was_said_before(tmp_path):
     assert trace.grows.tolist() == [False, True] and trace.think_ns.tolist() == [-1, 0]
     with pytest.raises(ConfigError, match="set tokenizer"):
         read(path, "sharegpt")
+
+
+# turns that begin before the one before has ended
+
+
+OVERLAPPING = {
+    "burstgpt-3": (rows.BURSTGPT_3.splitlines()[0] + "\n5,s,9,ChatGPT,10,3,13,x\n9,s,2,ChatGPT,10,3,13,x\n", "row 1"),
+    "weka": (rows.WEKA.replace('"t": 3.0', '"t": 1.5'), "session 0 .*: call 1"),
+    "tracelab_rounds": (rows.ROUNDS.replace("05:40:50.938", "05:40:30.938"), "row 1"),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_turns_that_overlap_wait_and_are_counted_or_refused(tmp_path, name):
+    text, where = OVERLAPPING[name]
+    path = rows.write(tmp_path, name, text)
+    trace = read(path)
+    assert trace.think_ns[1] == 0 and trace.after[1] == 0
+    assert trace.provenance.counts["overlapping_turns"] == 1
+    assert "overlapping_turns" not in read(rows.write(tmp_path, name)).provenance.counts
+    with pytest.raises(TraceError, match=f"{where} begins before the (turn|call) before has ended; strict forbids it"):
+        read(rows.write(tmp_path, name, text), options=ReadOptions(strict=True))
 
 
 # plain tables

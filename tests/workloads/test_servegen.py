@@ -62,6 +62,18 @@ def test_multimodal_prompts_are_sums(tmp_path):
     assert set(trace.prompt_tokens.tolist()) == {105}
 
 
+def test_lengths_of_no_token_are_one_token_and_counted_or_an_error(tmp_path):
+    lengths = {"0": {"input_tokens": "{0: 0.5, 20: 0.5}", "output_tokens": "{0: 0.5, 3: 0.5}"}}
+    c = client(tmp_path, lengths=lengths)
+    trace = ServeGen(clients=[c], duration_s=1800).load()
+    raised = int(((trace.prompt_tokens == 1) | (trace.output_tokens == 1)).sum())
+    assert set(trace.prompt_tokens.tolist()) == {1, 20} and set(trace.output_tokens.tolist()) == {1, 3}
+    assert trace.provenance.counts == {"zero_lengths_raised_to_1": raised} and raised > len(trace) / 2
+    with pytest.raises(TraceError, match=r"servegen: row \d+: client c has a prompt of .* expected at least 1 of each"):
+        ServeGen(clients=[c], duration_s=1800, zero_lengths="error").load()
+    assert not ServeGen(clients=[client(tmp_path, "d")], duration_s=1800).load().provenance.counts
+
+
 @pytest.mark.parametrize(
     "trace, lengths, said",
     [
@@ -103,3 +115,5 @@ def test_times_without_activity_are_refused(tmp_path):
         ServeGen(clients=[client(tmp_path)], duration_s=600).load()
     with pytest.raises(ConfigError, match=r"needs workload\.clients"):
         ServeGen(clients=[])
+    with pytest.raises(ConfigError, match=r"workload\.zero_lengths=drop, expected one of one, error"):
+        ServeGen(clients=[client(tmp_path)], zero_lengths="drop")

@@ -32,7 +32,7 @@ def column(*values):
 
 @given(strategies.traces(), st.integers(0, 3), st.data())
 def test_every_request_comes_once_and_when_due(random_trace, preparation_ms, data):
-    terms = Terms(slo=SLO(), preparation_ns=preparation_ms * MS, delivery_ns=7)
+    random_trace, terms = strategies.with_stages(random_trace, preparation_ms * MS, 7), Terms(slo=SLO())
     service = data.draw(st.integers(0, 30))
     seen = replay(make_source(random_trace, terms), lambda r: service * MS)
     assert sorted(r.source_row for _, r in seen) == list(range(len(random_trace)))

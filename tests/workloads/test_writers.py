@@ -33,9 +33,8 @@ def offered(source, path, service_ns) -> list[EngineRequest]:
 @given(strategies.traces(), st.integers(0, 30), st.integers(0, 2), st.integers(0, 99))
 def test_a_run_repeats_from_its_own_folder(tmp_path_factory, trace, service_ms, preparation_ms, seed):
     path = tmp_path_factory.mktemp("run") / "workload.jsonl.gz"
-    terms = Terms(
-        slo=SLO("default", 1.0), prompt_seed=seed, preparation_ns=preparation_ms * MS, delivery_ns=5, max_tokens=9
-    )
+    terms = Terms(slo=SLO("default", 1.0), prompt_seed=seed, max_tokens=9)
+    trace = strategies.with_stages(trace, preparation_ms * MS, 5)
     first = offered(make_source(trace, terms), path, service_ms * MS)
     again = read(path)
     source = make_source(again, Terms(slo_classes=again.slo_classes, prompt_seed=again.provenance.prompt_seed or 0))

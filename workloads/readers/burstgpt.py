@@ -7,7 +7,6 @@ the seconds a response took: the think time of a later turn is its distance from
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,6 @@ def read(path: Path, options: ReadOptions) -> Trace:
     trace = build(path, "burstgpt", csv_batches(path, REQUIRED), columns, KNOWN).assuming(f"times in {unit}")
     if elapsed and trace.session is not None:
         trace = skip_failures(trace, options)
-        trace = replace(trace, think_ns=think_from_gaps(trace, np.concatenate(elapsed)[trace.source_row]))
+        trace = think_from_gaps(trace, np.concatenate(elapsed)[trace.source_row], options)
         trace = trace.assuming("think time of a turn: its distance from the turn before, less that one's elapsed time")
     return finish(trace, options)

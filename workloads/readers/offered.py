@@ -48,7 +48,7 @@ def read(path: Path, options: ReadOptions) -> Trace:
         columns["priority"] = batch.parse("priority", lambda v: integers(v, -MAX_NS, MAX_NS, absent=0))
         builder.add(len(batch), **columns, **contents.add(batch), **extras.add(batch))
     trace = extras.onto(contents.onto(builder.trace(path, "offered")))
-    backwards = np.flatnonzero(np.diff(visible_ns(trace, 0)) < 0)
+    backwards = np.flatnonzero(np.diff(visible_ns(trace)) < 0)
     if len(backwards):
         raise TraceError(f"{path}: row {backwards[0] + 1} becomes visible before the row above it")
     return trace

@@ -7,13 +7,12 @@ between the end of one round and the next arrival, tools included, is think time
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from schedlab.workloads.builder import Columns, build, finish, previous_turns
+from schedlab.workloads.builder import Columns, build, finish, previous_turns, thinking
 from schedlab.workloads.files import shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers.tracelab import grown
@@ -48,8 +47,7 @@ def read(path: Path, options: ReadOptions) -> Trace:
 
     trace = build(path, "tracelab_rounds", json_batches(path, REQUIRED), columns, (*REQUIRED, "model"))
     previous = previous_turns(trace)
-    think = np.where(previous >= 0, np.maximum(trace.arrival_ns - np.array(ends)[previous], 0), -1)
-    trace = replace(trace, think_ns=think)
+    trace = thinking(trace, trace.arrival_ns - np.array(ends)[previous], previous >= 0, options)
     trace = finish(trace, options, wall_clock=True, by_session=True)
     return grown(trace, np.concatenate(prefixes)[trace.source_row])
 

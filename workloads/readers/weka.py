@@ -9,6 +9,7 @@ first call follows the parent's last call before it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from schedlab.framework.errors import TraceError
 from schedlab.workloads import values
-from schedlab.workloads.builder import Builder, check_id_counts, finish
+from schedlab.workloads.builder import FORBIDDEN, Builder, check_id_counts, finish
 from schedlab.workloads.files import open_text, shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, parse_object
@@ -44,7 +45,8 @@ class Calls:
     after: list[int] = field(default_factory=list)
     think_ns: list[int] = field(default_factory=list)
     kind: list[str] = field(default_factory=list)
-    guessed: int = 0
+    strict: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
 
     def column(self, key: str) -> list[Any]:
         return [record.get(key) for record in self.records]
@@ -69,7 +71,6 @@ class Calls:
         own_ns = -1 if first else self._time(record, "think_time", absent=-1)
         if previous >= 0 and own_ns < 0:
             own_ns = self._gap(start_ns, previous)
-            self.guessed += 1
         self.records.append(record)
         self.session.append(name)
         self.start_ns.append(start_ns)
@@ -78,9 +79,19 @@ class Calls:
         self.kind.append("sub-agent call" if nested else "call")
 
     def _gap(self, start_ns: int, previous: int) -> int:
-        """From the end of the previous call; 0 if its duration is unknown, so as not to count its service twice."""
+        """From the end of the previous call; 0 if its duration is unknown, so as not to count its service twice, and
+        if it had not ended, which `strict` refuses."""
         service_ns = self._time(self.records[previous], "api_time", absent=-1)
-        return max(start_ns - self.start_ns[previous] - service_ns, 0) if service_ns >= 0 else 0
+        if service_ns < 0:
+            self.counts["unknown_think_times"] += 1
+            return 0
+        gap_ns = start_ns - self.start_ns[previous] - service_ns
+        self.counts["think_times_from_gaps"] += 1
+        self.counts["overlapping_turns"] += gap_ns < 0
+        if self.strict and gap_ns < 0:
+            call = f"call {len(self.records)} begins before the call before has ended"
+            raise TraceError(f"{self.where}: {call}; {FORBIDDEN}")
+        return max(gap_ns, 0)
 
     def _time(self, record: Mapping[str, Any], key: str, absent: int | None = None) -> int:
         value = record.get(key)
@@ -94,19 +105,19 @@ class Calls:
 
 def read(path: Path, options: ReadOptions) -> Trace:
     unit_ns = values.UNITS[options.time_unit or "s"]
-    builder, widths, guessed = Builder(), set[int](), 0
+    builder, widths, counts = Builder(), set[int](), Counter[str]()
     for number, (line, file, session) in enumerate(sessions(path)):
         where = f"{file}: session {number} (line {line})"
-        calls = Calls(str(session.get("id", number)), unit_ns, where)
+        calls = Calls(str(session.get("id", number)), unit_ns, where, strict=options.strict)
         calls.flatten(session.get("requests"), calls.name, 0, -1)
         widths.add(width := options.block_size or _width(session, where))
-        guessed += calls.guessed
+        counts += calls.counts
         batch = Batch(file, builder.rows, [line] * len(calls.records), calls.column, frozenset())
         scope = _scope(options.hash_scope or session.get("hash_id_scope"), calls.name, where)
         _add(builder, calls, batch, width, scope)
     if len(widths) > 1:
         raise TraceError(f"{path}: sessions of different block sizes {sorted(widths)}")
-    trace = builder.trace(path, "weka", max(widths, default=0)).counted(think_times_from_gaps=guessed)
+    trace = builder.trace(path, "weka", max(widths, default=0)).counted(**counts)
     trace = trace.assuming("sessions have no common clock: all start at 0", f"block ids stand for {max(widths)} tokens")
     return finish(trace, options, by_session=True)
 

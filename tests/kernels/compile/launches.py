@@ -10,6 +10,8 @@ from schedlab.kernels.attention_decode import decode_attention
 from schedlab.kernels.attention_prefill import prefill_attention
 from schedlab.kernels.kv_write import rope_kv_write
 from schedlab.kernels.norm import rms_norm
+from schedlab.kernels.quantised import Quantised
+from schedlab.kernels.quantised_linear import linear
 from schedlab.kernels.sampling import sample
 
 FP8 = torch.float8_e4m3fn
@@ -67,3 +69,16 @@ def rope(rows: int = 64, cache_dtype: torch.dtype = torch.bfloat16, scale: float
 def sampling(rows: int = 64) -> None:
     floats, longs = meta(rows, dtype=torch.float32), meta(rows, dtype=torch.int64)
     sample(meta(rows, 128256, dtype=torch.float32), floats, longs, floats, longs, longs)
+
+
+def quantised(kind: str, columns: int, depth: int, group: int = 64) -> Quantised:
+    scales = meta(columns, -(-depth // group))
+    numbers = meta(columns, depth, dtype=torch.int8 if kind == "int8" else torch.uint8)
+    return Quantised(numbers, scales, scales if kind == "int4" else None, group)
+
+
+def product(
+    kind: str, rows: int, dtype: torch.dtype = torch.bfloat16, columns: int = 4096, depth: int = 4096, group: int = 64
+) -> None:
+    """Split along its depth where rows are few, as the matrix is."""
+    linear(quantised(kind, columns, depth, group), None)(meta(rows, depth, dtype=dtype))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from harness import specialisations
 
-from schedlab.framework.model.backend import Backend, by_rows
+from schedlab.framework.model.backend import Backend, by_rows, quantised_gpu
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, RaggedBatch
 from schedlab.framework.model.graphs import PaddedDecode, sizes_up_to
@@ -48,3 +48,23 @@ def test_every_size_runs_without_data_and_takes_the_same_kernels(linear) -> None
     assert variants[0] == variants[-1], "a size compiles what another size has not"
     expected = {"rms_norm", "rope_kv_write", "split", "combine", "silu_mul", "sample"}
     assert {name.removesuffix("_kernel") for name in variants[0]} == expected
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_steps_take_the_kernels_of_their_class_of_rows(kind) -> None:
+    """What the warm-up compiles, one step of each class, serves every size."""
+    backend = quantised_gpu(kernels("cuda", "triton"), META, torch.bfloat16, kind)
+    decoder = Decoder(LLAMA_8B, weights(), backend.kernels, backend.linear, head=backend.head)
+    cache = meta(1000, 16, 8, 128)
+
+    def step(size: int) -> None:
+        PaddedDecode(size, 512, decoder, backend.kernels, [(cache, cache)] * 2, META).step()
+
+    with torch.inference_mode(), specialisations() as found:
+        for size in backend.row_classes:
+            step(size)
+        compiled = {name: set(keys) for name, keys in found.items()}
+        assert len(compiled["product_kernel"]) == 4 and len(compiled["sum_kernel"]) == 1
+        for size in sizes_up_to(200):
+            step(size)
+    assert found == compiled

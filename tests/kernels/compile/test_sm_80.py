@@ -1,11 +1,11 @@
 """Every kernel, at every tile of the table, compiled for sm_80."""
 
 import pytest
-from entries import ENTRIES, VARIANTS, check_cuda
+from entries import VARIANTS, check_cuda, names
 from harness import compiling_for
 
 
-@pytest.mark.parametrize("name", ENTRIES["sm_80"])
+@pytest.mark.parametrize("name", names("sm_80"))
 def test_code(name, recorded_facts, record_property):
     check_cuda("sm_80", name, recorded_facts, record_property)
 

@@ -11,12 +11,13 @@ import random
 import statistics
 
 import pytest
+import torch
 
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.metrics import Measurement
-from schedlab.framework.model.backend import Backend
+from schedlab.framework.model.backend import Backend, quantised_gpu
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import RaggedBatch
 from schedlab.framework.model.executor import ModelExecutor
@@ -24,6 +25,7 @@ from schedlab.framework.model.linear import plain
 from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.source import ListSource
+from schedlab.kernels.dispatch import kernels
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 
 GAP = 1e-4
@@ -103,14 +105,24 @@ class Counting:
 
 @pytest.mark.parametrize("padded, steps", [(False, 1), (True, 4)])
 def test_tokens_are_those_of_the_torch_backend(padded, steps, ops):
-    expected, torch_executor, summary = run()
+    compare(padded, steps, Backend(ops, plain, RaggedBatch.of), None)
+
+
+@pytest.mark.parametrize("kind, padded, steps", [("int8", False, 1), ("int4", True, 4)])
+def test_tokens_of_quantised_weights_are_those_of_the_torch_backend(kind, padded, steps, ops):
+    """The same integers, read and packed by each engine for itself; what is not a product runs on torch, as it may."""
+    compare(padded, steps, quantised_gpu(kernels("cpu", "torch"), torch.device("cpu"), torch.float32, kind), kind)
+
+
+def compare(padded, steps, backend, weight_dtype):
+    expected, torch_executor, summary = run(kernels="torch", weight_dtype=weight_dtype)
     assert summary["preemptions/recompute"] > 0 and summary["prefix/tokens_reused"] > 0
     assert torch_executor.mixed_steps > 0
     assert statistics.median(len(set(request.output_token_ids)) for request in expected) >= OUTPUT / 2
 
     recorder = Counting() if padded else None
-    actual, executor, _ = run(steps, 4 if padded else 3, recorder=recorder, backend=Backend(ops, plain, RaggedBatch.of))
-    assert executor._backend.kernels is ops
+    actual, executor, _ = run(steps, 4 if padded else 3, recorder=recorder, backend=backend)
+    assert executor._backend is backend
     assert recorder is None or (recorder.steps > OUTPUT / 2 and recorder.padded)
     for request, other in zip(actual, expected, strict=True):
         pairs = zip(request.output_token_ids, other.output_token_ids, strict=True)
