@@ -6,10 +6,10 @@ at the level of its prompt, sinks as it generates, and gives way to those above 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from schedlab.framework.request import Request
@@ -17,10 +17,7 @@ from schedlab.framework.step import Step
 from schedlab.policies.common import check_chunk, make_way, ranked_step
 from schedlab.policies.preemption import Preempting
 from schedlab.policies.ranking import RankBy, RankedQueue, overdue_first
-from schedlab.policies.victims import worst_of
-
-Standing = tuple[int, float, float]
-"""Level by service, the decision before which it cannot change, arrival: of a request that gains a token a decision."""
+from schedlab.policies.victims import strictly_worse, worst_of
 
 
 @dataclass
@@ -44,8 +41,6 @@ class MultilevelFeedback(Preempting):
     preempt_mode: Literal["recompute", "swap", "auto"] = field(default="swap", kw_only=True)
     _queue: RankedQueue = field(init=False, repr=False)
     _limits: list[float] = field(init=False, repr=False)
-    _decisions: int = field(default=0, init=False, repr=False)
-    _standing: dict[Request, Standing] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,51 +54,25 @@ class MultilevelFeedback(Preempting):
         self._limits = [self.quantum * 2.0**level for level in range(self.num_levels - 1)]
 
     def schedule(self, step: Step) -> None:
-        now = step.now
-        self._decisions += 1
+        overdue_since = step.now - self.promote_after_s
 
         def level(request: Request) -> int:
-            overdue = request.arrival_s <= now - self.promote_after_s
-            return 0 if overdue else self.level_by_service(request)
+            return 0 if request.arrival_s <= overdue_since else self.level_by_service(request)
 
         def rank(request: Request) -> tuple[int, float]:
             return level(request), request.arrival_s
 
         head = next(self._highest_first(step), None)
-        disturbed = head is not None and make_way(step, head, self._below, self.mode)
+        disturbed = head is not None and make_way(step, head, partial(strictly_worse, rank=level), self.mode)
         waiting = self._highest_first(step)
         alone = ranked_step(step, waiting, rank, self.chunk_size, self.mode, worst_of(level))
         if alone and not disturbed and not step.waiting:  # who may displace whom changes with every token
             step.hold()
-            self._standing.clear()  # many tokens may be generated before the next decision
 
     def level_by_service(self, request: Request) -> int:
         """Level of `request` before any promotion; 0 is served first."""
-        return bisect_left(self._limits, self._service(request))
-
-    def _service(self, request: Request) -> float:
-        return request.num_output_tokens + self.prompt_weight * request.num_prompt_tokens
-
-    def _below(self, step: Step, head: Request) -> list[Request]:
-        """Running requests on a strictly lower level than the waiting `head`, lowest first, the newest of equals."""
-        overdue, decisions, standing = step.now - self.promote_after_s, self._decisions, self._standing
-        bar = 0 if head.arrival_s <= overdue else self.level_by_service(head)
-        if len(standing) > 2 * len(step.running) + 64:
-            standing = self._standing = {r: known for r in step.running if (known := standing.get(r))}
-        below = []
-        for place, request in enumerate(step.running):
-            known = standing.get(request)
-            if known is None or known[1] <= decisions:
-                known = standing[request] = self._stand(request)
-            if known[0] > bar and known[2] > overdue:
-                below.append((known[0], place, request))
-        below.sort(reverse=True)
-        return [request for _, _, request in below]
-
-    def _stand(self, request: Request) -> Standing:
-        level, service = self.level_by_service(request), self._service(request)
-        room = self._limits[level] - service if level < len(self._limits) else math.inf
-        return level, self._decisions + room, request.arrival_s
+        service = request.num_output_tokens + self.prompt_weight * request.num_prompt_tokens
+        return bisect_left(self._limits, service)
 
     def _highest_first(self, step: Step) -> Iterator[Request]:
         return overdue_first(step, self._queue.best_first(step), self.promote_after_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import takewhile
+from operator import itemgetter
 from typing import Any
 
 from schedlab.framework.request import Request
@@ -46,7 +47,9 @@ def strictly_worse(step: Step, request: Request, rank: Rank) -> list[Request]:
     Equals are left alone: two requests of one rank would throw each other out for ever.
     """
     bar = rank(request)
-    return sorted((r for r in running_now(step) if rank(r) > bar), key=rank)[::-1]
+    worse = [(found, r) for r in running_now(step) if (found := rank(r)) > bar]
+    worse.sort(key=itemgetter(0))
+    return [r for _, r in reversed(worse)]
 
 
 def _displacing(step: Step, request: Request, line: list[Request]) -> Iterable[Request]:

@@ -23,7 +23,6 @@ from schedlab.policies.multilevel_feedback import MultilevelFeedback
 from schedlab.policies.priority import Priority
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
-from schedlab.policies.victims import strictly_worse
 
 small = specs(max_requests=10, max_prompt=60, max_output=12)
 AMPLE = {"num_blocks": 400, "max_num_batched_tokens": 64}
@@ -368,24 +367,3 @@ def test_multilevel_feedback_counts_prompts_and_output(prompt, output, level):
     it = Spec("it", 0, prompt, 1).request()
     it._tokens += output
     assert MultilevelFeedback(quantum=4, num_levels=4, prompt_weight=0.01).level_by_service(it) == level
-
-
-class Remembering(MultilevelFeedback):
-    """Compares every answer with one that remembers nothing."""
-
-    def _below(self, step, head):
-        def level(request):
-            return 0 if request.arrival_s <= step.now - self.promote_after_s else self.level_by_service(request)
-
-        found = super()._below(step, head)
-        assert found == strictly_worse(step, head, level)
-        self.asked = getattr(self, "asked", 0) + len(found)
-        return found
-
-
-@pytest.mark.parametrize("knobs", [{}, {"promote_after_s": 0.02}, {"prompt_weight": 0.3, "num_levels": 7}])
-def test_multilevel_feedback_remembers_no_level_for_too_long(knobs):
-    trace = [Spec(f"r{i:02d}", i * i % 97 * MS, 4 + i * 7 % 50, 3 + i * i % 41) for i in range(90)]
-    policy = Remembering(quantum=4, **knobs)
-    served(policy, trace, max_num_seqs=12, num_blocks=120, swap_space_gib=2000 * 8 / 2**30)
-    assert policy.asked > 30
