@@ -56,8 +56,18 @@ def fitted(points: Sequence[Point]) -> Coefficients:
 
 def level(rates: Coefficients, points: Sequence[Point]) -> float:
     """How long steps took on average, of what `rates` say."""
-    durations = np.array([point.duration_ns for point in points], dtype=float)
-    return float(np.minimum(durations / predict_ns(rates, points), MOST_DISTURBED).mean())
+    return float(np.minimum(_taken(rates, points), MOST_DISTURBED).mean())
+
+
+def num_disturbed(rates: Coefficients, points: Sequence[Point]) -> int:
+    """How many of the steps count as MOST_DISTURBED times what `rates` say, as they took longer."""
+    return int((_taken(rates, points) > MOST_DISTURBED).sum()) if points else 0
+
+
+def _taken(rates: Coefficients, points: Sequence[Point]) -> np.ndarray:
+    """float64 [points]: how long each step took, of what `rates` say."""
+    taken: np.ndarray = np.array([point.duration_ns for point in points], dtype=float) / predict_ns(rates, points)
+    return taken
 
 
 def at_level(rates: Coefficients, factor: float) -> Coefficients:
@@ -198,6 +208,8 @@ def render(profile: Profile, measured: Sequence[Measured], errors: np.ndarray, r
         f"mean held-out error {error.held_out_mean:.1%}; expected at most max({TOLERATED:.0%}, {TOLERATED_REPEATS:g} × "
         f"the difference of repeats) = {tolerated(error):.1%}: {verdict}"
     )
+    if disturbed := num_disturbed(profile.coefficients, profile.points):
+        console.print(f"{disturbed} steps took more than {MOST_DISTURBED:g} times as long and count as that")
     reached = (f"{name.replace('_', ' ')} {value:.3g}" for name, value in profile.achieved(roofline).items())
     console.print(f"reached: {', '.join(reached)}")
 

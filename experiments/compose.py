@@ -158,7 +158,7 @@ def build(node: DictConfig | dict[str, Any], name: str) -> Any:
 def words_in(value: Any) -> Iterator[tuple[str, Any]]:
     """Keys that mean something to Hydra, with their values, at every depth."""
     for key, inner in value.items() if isinstance(value, dict) else ():
-        if key[:1] == key[-1:] == "_":
+        if isinstance(key, str) and key[:1] == key[-1:] == "_":
             yield key, inner
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from words_in(inner)

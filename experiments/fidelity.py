@@ -19,7 +19,7 @@ import numpy as np
 
 from schedlab.experiments import calibrate
 from schedlab.experiments.api import Experiment
-from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.measuring import MIN_PASSES, Bench, Between, Measured, Say, make_bench
 from schedlab.experiments.recorded import Agreement, decide_again
 from schedlab.framework.cost.fit import Profile
@@ -201,8 +201,9 @@ class Profiler:
     def measure(self) -> None:
         """Some passes over the grid."""
         if self._bench is not None:
-            for _ in range(MIN_PASSES):
-                self._measured += self._bench.run()
+            with settled_heap():  # as the real runs have it
+                for _ in range(MIN_PASSES):
+                    self._measured += self._bench.run()
 
     def after(self, load: float) -> None:
         """The real runs at a load are done."""

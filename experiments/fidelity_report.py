@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedlab.experiments.calibrate import tolerated
+from schedlab.experiments.calibrate import MOST_DISTURBED, num_disturbed, tolerated
 from schedlab.experiments.fidelity import METRICS, Compared, Outcome, Study
 
 if TYPE_CHECKING:
@@ -71,14 +71,17 @@ def verdicts(study: Study) -> list[str]:
     every = [compared for outcome in study.outcomes for compared in outcome.compared.values()]
     agreements = [agreement for outcome in study.outcomes for agreement in outcome.agreements]
     equal = sum(agreement.equal for agreement in agreements)
-    beyond, error = sum(not compared.within for compared in every), study.profile.error
+    beyond, profile = sum(not compared.within for compared in every), study.profile
+    error = profile.error
     lines = [
         "error of the virtual clock against the mean of the real runs; A/A: how much the real runs differ; behind a "
         "policy's name its own load, and how long the same steps took during its runs, of the whole study's average, "
         "by which its virtual run is made; !: beyond max(5 %, A/A) for means, medians and throughput, max(10 %, A/A) "
         "for p90 and p99",
         f"{len(every) - beyond} of {len(every)} figures within",
-        f"profile: held-out steps {error.held_out_mean:.1%} on average, at most {tolerated(error):.1%} expected",
+        f"profile: held-out steps {error.held_out_mean:.1%} on average, at most {tolerated(error):.1%} expected; "
+        f"{num_disturbed(profile.coefficients, profile.points)} of {len(profile.points)} took more than "
+        f"{MOST_DISTURBED:g} times as long as modelled and count as that",
         f"decisions taken again at the logged times: equal digests in {equal} of {len(agreements)} real runs",
     ]
     for outcome in study.outcomes:

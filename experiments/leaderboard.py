@@ -59,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Standing:
-    """A policy in the table. `score_CS` [cells, seeds], NaN where no policy met the SLO; `place` is shared by ties."""
+    """A policy in the table. `score_CS` [cells, seeds], NaN where no policy met the SLO; `place` may be shared."""
 
     policy: str
     score_CS: np.ndarray
@@ -167,8 +167,8 @@ def standings(found: Sequence[Entry]) -> list[Standing]:
 def places(by_seed: Mapping[str, np.ndarray]) -> dict[str, int]:
     """One more than the number of policies that are better, by the interval of the paired differences over the seeds.
 
-    The intervals of one policy against all others are Holm's, as `schedlab compare` has them. Who cannot be told apart
-    from anybody above shares a place with them.
+    The intervals of one policy against all others are Holm's, as `schedlab compare` has them. A place says who is
+    shown to be better; two of one place are not shown to be equal.
     """
     placed = {}
     for policy, own in by_seed.items():
@@ -251,7 +251,7 @@ def notes(found: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
         f"SLO, each with seeds {', '.join(map(str, seeds))}; all policies with default knobs, on the virtual clock.",
         "The interval is Student's over the seeds. A place is one more than the number of policies that are better: "
         "whose paired differences over the seeds have an interval above 0, as in `schedlab compare`, with Holm's "
-        "correction over the comparisons of a policy. Policies that cannot be told apart share a place.",
+        "correction over the comparisons of a policy. A shared place does not say that two are equal.",
         *(f"{' and '.join(names)} scored the same at every seed of every cell." for names in equals(found)),
         *(f"No policy met the SLO: {name}." for name in sorted(left_out)),
         *(f"{policy} failed in {len(names)} cells: {error}" for (policy, error), names in failed.items()),

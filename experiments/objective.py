@@ -53,7 +53,8 @@ class Objective:
 
     def unknown(self, summary: Mapping[str, Any]) -> list[str]:
         """What is asked for and not known of a run, as where nobody finished."""
-        return [key for key in (*self._asked, *(self.at_most or ())) if summary[key] is None]
+        asked = (*self._asked, *(self.at_most or ())) if self.figures is not None else ()
+        return [key for key in asked if summary[key] is None]
 
     def _value(self, key: str, summary: Mapping[str, Any] | None) -> float:
         sign = 1 if self.direction == "minimize" else -1

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from schedlab.framework.chain import chain_limit, take_chain
-from schedlab.framework.fast_forward import StandingCost
+from schedlab.framework.fast_forward import StandingCost, stop_ns
 from schedlab.framework.journal import log_decision
 from schedlab.framework.limits import ending
 from schedlab.framework.step import Decision
@@ -91,7 +91,7 @@ class Stretch:
 def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, limit: int) -> int:
     """Further chains of up to `limit` steps, as far as one row reaches; returns the tick at which the next finishes."""
     ledger, cohort = engine.ledger, engine.ledger.cohort
-    n, last, stop = len(cohort.members), cohort.next_finish(), _stop_ns(engine, stretch)
+    n, last, stop = len(cohort.members), cohort.next_finish(), stop_ns(engine, stretch.begin_ns)
     context = stretch.context + n * stretch.steps
     assert last is not None
     while cohort.tick != last and stretch.end_ns < stop and cost.bound(context) == stretch.bound:
@@ -108,12 +108,6 @@ def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, limit: int) ->
         context += n * steps
         cohort.tick += steps
     return last
-
-
-def _stop_ns(engine: Engine, stretch: Stretch) -> float:
-    """When the stretch must end: by the hold's own time, an arrival, an abort, or an edge of the measured window."""
-    assert engine.standing_until is not None
-    return min(engine.standing_until, engine.next_event_ns(), engine.recorder.next_edge_ns(stretch.begin_ns))
 
 
 def _record(engine: Engine, decision: Decision | None, stretch: Stretch) -> None:

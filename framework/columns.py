@@ -31,14 +31,22 @@ class CohortRows:
     place: dict[int, int]
 
 
+TOUCHED = 8192
+"""Entries of each row that are brought into memory at once: 64 KiB a row, however long requests may become."""
+
+
 class Columns:
     """The arrays behind `Batch.inputs`. `widest` is the longest block table that can occur."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, widest: int, block_size: int) -> None:
         self.block_size = block_size
-        self.tokens = np.empty((max_num_seqs, max_model_len + 1), dtype=np.int64)
-        self.tokens.fill(0)  # now: a page's first touch may take milliseconds, which no step should
+        self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int64)
         self.block_tables = np.zeros((max_num_seqs, widest), dtype=np.int64)
+        for array in (
+            self.tokens,
+            self.block_tables,
+        ):  # a page's first touch may take milliseconds, which no step should
+            array[:, :TOUCHED] = 0
         self._cohort: CohortRows | None = None
 
     # -- rows --

@@ -106,11 +106,11 @@ def _extend(
     growth, shift, scaled = cost.slope * n, cost.shift, cost.base + cost.slope * context
     first = tick = cohort.tick
     finish = cohort.next_finish()
-    assert finish is not None and engine.standing_until is not None
+    assert finish is not None
     last = finish
     if cost.bound(context + n * (finish - tick)) != bound:
         last = tick + _alike(cost, context, n, finish - tick, bound)
-    stop = min(engine.standing_until, engine.next_event_ns(), engine.recorder.next_edge_ns(begin))
+    stop = stop_ns(engine, begin)
     free, spare, free_block_ns = cache.num_free, len(pool), 0
     while tick < last and now < stop:
         needing = buckets[tick % size]
@@ -138,3 +138,9 @@ def _extend(
 def _alike(cost: StandingCost, context: int, growth: int, steps: int, bound: str | None) -> int:
     """How many of `steps` steps `bound` limits, before another resource does."""
     return bisect_left(range(steps), 1, key=lambda k: cost.bound(context + growth * k) != bound)
+
+
+def stop_ns(engine: Engine, begin_ns: int) -> float:
+    """When a stretch since `begin_ns` must end: at the hold's own time, an arrival, an abort, or the window's edge."""
+    assert engine.standing_until is not None
+    return min(engine.standing_until, engine.next_event_ns(), engine.recorder.next_edge_ns(begin_ns))

@@ -48,15 +48,16 @@ class GzipLog:
 
     def settle(self) -> None:
         """Wait until what was passed on before is on disk."""
-        pending, self._pending = self._pending, []
-        for future in pending:
-            future.result()
+        while self._pending:
+            self._pending.pop(0).result()
 
     def close(self, *, whole: bool) -> None:
-        """End the stream; a whole log gets its final name."""
-        self.settle()
-        self._file.write(self._stream.flush())
-        self._file.close()
+        """End the stream; a whole log gets its final name. Closed twice, it stays as it was after the first time."""
+        if self._file.closed:
+            return
+        with self._file:
+            self.settle()
+            self._file.write(self._stream.flush())
         if whole:
             self._partial.replace(self._path)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,8 @@ _REQUEST_ROW = attrgetter(
     "recomputed_tokens", "_state", "reason",
 )  # fmt: skip
 """The columns of REQUESTS, in order, read off a request."""
+FOLDED_STEPS = 1 << 16
+"""Steps of jumps whose gaps are counted together: a few megabytes, however long the jumps."""
 _SLO, _MAX_TOKENS = list(REQUESTS).index("slo"), list(REQUESTS).index("max_tokens")
 
 
@@ -83,6 +85,7 @@ class Recorder:
         self._gaps: defaultdict[int, int] = defaultdict(int)
         self._measured_gaps = self._gaps
         self._even_gaps: list[int] = []
+        self._even_steps = 0  # of all of them
         self._free_buffer: list[int] = []
         self._outside_gaps: defaultdict[int, int] = defaultdict(int)
         self._windowed = measurement.windowed
@@ -113,7 +116,7 @@ class Recorder:
         bound: str | None,
         scheduler_us: float | None,
         free_block_ns: int | None = None,
-        free_blocks_min: int = 0,
+        free_blocks_min: int | None = None,
         device_us: float | None = None,
     ) -> None:
         """An executed batch, or `repeat` equal ones with their durations and scheduler times summed.
@@ -132,9 +135,11 @@ class Recorder:
             device_us,
         )  # fmt: skip
         if self._windowed:
-            self._fold_even_gaps()
-            self._gaps = self._measured_gaps if self.measurement.inside(now_ns) else self._outside_gaps
-        if free_block_ns is not None and self._gaps is self._measured_gaps:
+            gaps = self._measured_gaps if self.measurement.inside(now_ns) else self._outside_gaps
+            if gaps is not self._gaps:
+                self._fold_even_gaps()
+                self._gaps = gaps
+        if free_block_ns is not None and free_blocks_min is not None and self._gaps is self._measured_gaps:
             self._free_buffer += (free_block_ns - free_blocks * duration_ns, free_blocks_min)
         if len(buffer) >= self._limit * len(STEPS):
             self._fold()
@@ -189,6 +194,9 @@ class Recorder:
     def even_gaps(self, count: int, cost: StandingCost, context: int, steps: int) -> None:
         """The same for `steps` steps of `count` such tokens each, which take what `cost` says, from `context` on."""
         self._even_gaps += (count, cost.base, cost.slope, cost.shift, context, steps)
+        self._even_steps += steps
+        if self._even_steps >= FOLDED_STEPS:
+            self._fold_even_gaps()
 
     def request(self, request: EngineRequest) -> None:
         """A request reached its terminal state."""
@@ -285,18 +293,11 @@ class Recorder:
 
     def _fold_even_gaps(self) -> None:
         """Count the gaps of what `even_gaps` was told, step by step as if each had been reported."""
-        if not self._even_gaps:
-            return
-        count, base, slope, shift, context, steps = integers(self._even_gaps).reshape(-1, 6).T
-        self._even_gaps = []
-        stretch = np.repeat(np.arange(len(steps)), steps)
-        ahead = np.arange(len(stretch)) - (np.cumsum(steps) - steps)[stretch]
-        gaps_ns = (base[stretch] + slope[stretch] * (context[stretch] + count[stretch] * ahead)) >> shift[stretch]
-        gaps_us, which = np.unique((gaps_ns + 500) // 1000, return_inverse=True)
-        totals = np.zeros(len(gaps_us), dtype=np.int64)
-        np.add.at(totals, which, count[stretch])
-        for gap_us, total in zip(gaps_us.tolist(), totals.tolist(), strict=True):
-            self._gaps[gap_us] += total
+        rows, self._even_gaps, self._even_steps = self._even_gaps, [], 0
+        if rows:
+            for gaps_us, counts in _even_gaps(*integers(rows).reshape(-1, 6).T):
+                for gap_us, count in zip(gaps_us.tolist(), counts.tolist(), strict=True):
+                    self._gaps[gap_us] += count
 
     def _select(self, columns: RawColumns, stamp: str) -> RawColumns:
         """The rows whose `stamp` lies in the window."""
@@ -379,3 +380,19 @@ class Recorder:
         if table == "decisions":
             return to_arrays(DECISIONS, from_json_lines(DECISIONS, self._kept_decisions))
         return join_columns(SCHEMAS[table], self._kept[table])
+
+
+def _even_gaps(
+    count: np.ndarray, base: np.ndarray, slope: np.ndarray, shift: np.ndarray, context: np.ndarray, steps: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(gaps in microseconds, tokens that came after each) of rows of equal steps, at most FOLDED_STEPS at a time."""
+    ends = np.cumsum(steps)
+    for start in range(0, int(ends[-1]), FOLDED_STEPS):
+        step = np.arange(start, min(start + FOLDED_STEPS, ends[-1]))
+        row = np.searchsorted(ends, step, side="right")
+        ahead = step - (ends - steps)[row]
+        gaps_ns = (base[row] + slope[row] * (context[row] + count[row] * ahead)) >> shift[row]
+        gaps_us, which = np.unique((gaps_ns + 500) // 1000, return_inverse=True)
+        counts = np.zeros(len(gaps_us), dtype=np.int64)
+        np.add.at(counts, which, count[row])
+        yield gaps_us, counts

@@ -336,9 +336,8 @@ class Step:
     def _freeze(self) -> None:
         """Before anything leaves the engine's lists, keep what the policy sees as it was at the start of the step."""
         decision = self._decision
-        if (
-            decision.decodes is self._cohort.members and decision.decodes
-        ):  # a bulk grant refers to the cohort's own list
+        if decision.decodes is self._cohort.members and decision.decodes:
+            # a bulk grant refers to the cohort's own list
             decision.decodes = list(decision.decodes)
             for request in decision.decodes:
                 request.step = self._index

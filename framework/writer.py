@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -94,9 +95,11 @@ class RunWriter(Recorder):
 
     def fail(self, error: BaseException | str, status: str = "failed") -> None:
         """End a run that cannot go on: logs stay partial, result.json carries the error."""
-        if not self._ended:
-            self._close_run()
-            self.flush()
+        with suppress(OSError):  # what the disk does not take any more is lost; what ended the run is still told
+            if not self._ended:
+                self._close_run()
+                self.flush()
+        with suppress(OSError):
             self._close_logs(whole=False)
         self._write_result(status, {"error": str(error) or type(error).__name__})
 
@@ -108,10 +111,12 @@ class RunWriter(Recorder):
             self.fail(error, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     def _close_logs(self, *, whole: bool) -> None:
+        """Close all logs, whatever goes wrong with one of them; what did is raised, and its log stays partial."""
         self._ended = True
-        for log in self._logs.values():
-            log.close(whole=whole)
-        self._thread.shutdown()
+        with ExitStack() as stack:
+            stack.callback(self._thread.shutdown)
+            for log in self._logs.values():
+                stack.callback(log.close, whole=whole)
 
     def _write_result(self, status: str, result: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {"digest": None, "record": self.record, "summary": empty_summary(), "error": None}

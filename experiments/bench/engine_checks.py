@@ -88,7 +88,7 @@ FULL = Extents(
 SMALL = Extents(
     TINY, "float32",
     EngineConfig(num_blocks=6, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=24, block_size=4),
-    trace=(3, 5, 8, 5, 0), batch=2, chain=2, output=5, grid=Extent(2, 16, 16, 16), budget_s=0.0,
+    trace=(3, 5, 8, 5, 0), batch=2, chain=2, output=5, grid=Extent(3, 24, 24, 32), budget_s=0.0,
 )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def _sized(device: Device) -> EngineSetup:
     """As `engine=cuda` is set up, blocks by free memory; on torch where the grid would be too long to interpret."""
     extent = extents(device)
     if device.interpreted:
-        limits = EngineConfig(num_blocks=256, max_model_len=200, max_num_seqs=8, max_num_batched_tokens=96)
+        limits = EngineConfig(num_blocks=256, max_model_len=200, max_num_seqs=16, max_num_batched_tokens=96)
         model = ModelExecutor(extent.shape, dtype=extent.dtype, weights=weights(True), recorder=called)
         return EngineSetup("cpu", model, limits, ("wall",))
     gc.collect()  # engines that are done hold their memory until then

@@ -76,7 +76,8 @@ class ModelExecutor:
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
         torch.set_num_threads(num_threads)
-        keep_freed_memory()
+        if device == "cpu":
+            keep_freed_memory()
         self.config = config
         self.vocab_size = config.vocab_size
         self.eos_token_ids = config.eos_token_ids
@@ -114,6 +115,8 @@ class ModelExecutor:
         place = CPU if self._backend.staged else self._device
         if self._backend.staged:
             needed = Roofline(self.config, weight_dtype or "bf16").weight_bytes
+            if self._dtype is not torch.bfloat16:  # logits then have a head of their own in the activations' type
+                needed += self.config.vocab_size * self.config.hidden_size * self._dtype.itemsize
             self._require(needed, f"model: {count:,} parameters in {weight_dtype} need", self._device)
         self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place)
         if path is None:

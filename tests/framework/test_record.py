@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.framework.content import UniqueContent
+from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
 from schedlab.framework.digest import digest_of
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.metrics import SUMMARY_KEYS, Measurement
@@ -315,6 +320,44 @@ def test_a_killed_run_leaves_a_readable_prefix(tmp_path: Path) -> None:
     assert found.requests["request_id"][:500] == expected.requests["request_id"]
     assert found.steps["now_ns"][:500].tolist() == expected.steps["now_ns"].tolist()
     assert found.decisions["grants"][:999] == expected.decisions["grants"][:999]
+
+
+@pytest.mark.parametrize("table", ["requests", "steps", "decisions"])
+@pytest.mark.parametrize("own", [None, RuntimeError("out of luck")])
+def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_open(tmp_path: Path, table: str, own: Exception) -> None:
+    """The other logs are ended, the result says what ended the run, and no thread stays."""
+
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = threading.active_count()
+    with pytest.raises(type(own) if own else OSError), RunWriter(tmp_path, MEASUREMENT) as writer:
+        log = writer._logs[table]
+        log._file.close()
+        log._file = Full()  # type: ignore[assignment]
+        fill(writer, 5)  # buffered still
+        if own is not None:
+            raise own
+        writer.close(backlog_end=0, counters={})
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "failed" and (str(own) if own else "No space left") in result["error"]
+    assert threading.active_count() == before and all(log._file.closed for log in writer._logs.values())
+
+
+def test_counting_the_gaps_of_long_jumps_takes_little_memory(tmp_path: Path) -> None:
+    """A million steps in jumps of up to 200,000, in which each step takes a microsecond more than the one before."""
+    jumps = [16_000] * 40 + [200_000] * 2
+    cost = DecodeCost(Coefficients(step_ns=1e6, decode_key_ns=1000.0), Coefficients(), 1)
+    recorder = Recorder(MEASUREMENT)
+    tracemalloc.start()
+    for steps in jumps:
+        recorder.even_gaps(1, cost, 0, steps)
+    recorder.flush()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert recorder._gaps == Counter(1000 + i for steps in jumps for i in range(steps))
+    assert peak < 50_000_000
 
 
 def test_a_log_torn_anywhere_gives_its_whole_rows(tmp_path: Path) -> None:
