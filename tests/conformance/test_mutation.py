@@ -2,14 +2,19 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from schedlab.experiments.bench.mutants import install, mutants
-from schedlab.experiments.bench.mutate_policies import Fate, modules, table
+from schedlab.experiments.bench.mutate_policies import UNEXPLAINED, Fate, modules, table
 from schedlab.policies import fcfs, preemption
+
+BENCH = Path(__file__).parents[2] / "experiments" / "bench"
 
 
 def test_a_mutant_changes_one_place_and_can_be_installed():
@@ -51,3 +56,12 @@ def test_what_survives_has_a_reason(name):
     words = [sys.executable, "-m", "schedlab.experiments.bench.mutate_policies", name, "--explained"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_the_page_and_the_reasons_are_of_the_mutants_that_there_are():
+    """Who changes a policy runs `python -m schedlab.experiments.bench.mutate_policies` again."""
+    keys = {" ".join(mutant.key.split()) for module in modules([]) for mutant in mutants(module)}
+    page = (BENCH / "results" / "policy_mutants.md").read_text()
+    assert {row.replace("\\|", "|") for row in re.findall(r"^\| `(.*)` \|", page, re.MULTILINE)} == keys
+    assert {" ".join(key.split()) for key in OmegaConf.load(BENCH / "policy_mutants.yaml")} <= keys
+    assert UNEXPLAINED not in page
