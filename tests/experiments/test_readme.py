@@ -34,6 +34,8 @@ PICTURES = {
 PAGES = {
     "experiments/bench/results/reproductions.md": "schedlab reproduce",
     "experiments/bench/results/leaderboard.md": "schedlab bench",
+    "experiments/bench/results/policy_mutants.md": "python -m schedlab.experiments.bench.mutate_policies",
+    "experiments/bench/results/fidelity.md": "schedlab fidelity",
 }
 MEASURED = {
     r"`schedlab kernels build` .* `engine=cpu` about (twice) as fast": "cpu_engine",
