@@ -5,11 +5,10 @@ Knows what fast_forward.py knows, and how a chain is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from schedlab.framework.chain import chain_limit, take_chain
-from schedlab.framework.fast_forward import StandingCost, stop_ns
+from schedlab.framework.fast_forward import Jumper, StandingCost, stop_ns
 from schedlab.framework.journal import log_decision
 from schedlab.framework.limits import ending
 from schedlab.framework.step import Decision
@@ -18,12 +17,8 @@ if TYPE_CHECKING:
     from schedlab.framework.engine import Engine
 
 
-class ChainedJumper:
-    """See `fast_forward.Jump`; up to `engine.max_chained_steps` steps are one boundary."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._cost: Callable[[int], StandingCost] = engine.executor.decode_cost  # type: ignore[attr-defined]
+class ChainedJumper(Jumper):
+    """Jumps chain by chain: up to `engine.max_chained_steps` steps are one boundary."""
 
     def __call__(self, now: int, decision: Decision | None) -> None:
         engine = self._engine

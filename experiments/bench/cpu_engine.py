@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -356,6 +357,7 @@ def main() -> None:
                 exact = found.get("generate") if dtype == "float32" else None
                 expected[case.name] = exact.tokens if exact else one_round(Generate("float32"), case, timer)[1]
             add_rows(table, dtype, case, found, expected[case.name], before)
+            print(f"{dtype} {case.name}: measured", file=sys.stderr)
         added += overheads(dtype, peers)
     console = Console(width=110)
     console.print(table)
