@@ -6,6 +6,7 @@ Memory grows with the number of distinct values, never with the number of sample
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import mul
 
 import numpy as np
 
@@ -24,7 +25,8 @@ class Histogram:
     def mean(self) -> float | None:
         if not self.total:
             return None
-        return sum(int(v) * int(c) for v, c in zip(self.values, self.counts, strict=True)) / self.total
+        total: int = sum(map(mul, self.values.tolist(), self.counts.tolist()))  # of Python's integers: exact
+        return total / self.total
 
     def std(self) -> float | None:
         """Population standard deviation, as `numpy.std`."""

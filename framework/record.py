@@ -58,6 +58,8 @@ _REQUEST_ROW = attrgetter(
     "recomputed_tokens", "_state", "reason",
 )  # fmt: skip
 """The columns of REQUESTS, in order, read off a request."""
+DecisionRow = tuple[int, int, int, str, str, str, Sequence[int]]
+"""index, repeat, now_ns, the batch, refusals and idle time as JSON, starts of the grants."""
 FOLDED_STEPS = 1 << 16
 """Steps of jumps whose gaps are counted together: a few megabytes, however long the jumps."""
 _SLO, _MAX_TOKENS = list(REQUESTS).index("slo"), list(REQUESTS).index("max_tokens")
@@ -77,7 +79,7 @@ class Recorder:
         self._step_buffer: Flat = []
         self._request_buffer: Flat = []
         self._demanded_buffer: list[int] = []
-        self._decision_buffer: list[str] = []
+        self._decision_buffer: list[DecisionRow] = []
         self._run_batch = ""
         self._run_index = self._run_now_ns = self._run_repeat = 0
         self._digest = Digest()
@@ -276,10 +278,7 @@ class Recorder:
     def _decision_row(
         self, index: int, repeat: int, now_ns: int, batch: str, refused: str, idle: str, starts: Sequence[int] = ()
     ) -> None:
-        self._decision_buffer.append(
-            f'{{"index":{index},"repeat":{repeat},"now_ns":{now_ns},{batch},"starts":[{",".join(map(str, starts))}],'
-            f'"refusals":[{refused}],"idle_until_s":{idle}}}\n'
-        )
+        self._decision_buffer.append((index, repeat, now_ns, batch, refused, idle, starts))
         if len(self._decision_buffer) >= self._limit:
             self._fold()
 
@@ -373,13 +372,22 @@ class Recorder:
     def _keep(self, table: str, flat: Flat) -> None:
         self._kept[table].append(to_arrays(SCHEMAS[table], to_columns(SCHEMAS[table], flat)))
 
-    def _keep_decisions(self, lines: list[str]) -> None:
-        self._kept_decisions += lines
+    def _keep_decisions(self, rows: Sequence[DecisionRow]) -> None:
+        self._kept_decisions += map(decision_line, rows)
 
     def _load(self, table: str) -> Columns:
         if table == "decisions":
             return to_arrays(DECISIONS, from_json_lines(DECISIONS, self._kept_decisions))
         return join_columns(SCHEMAS[table], self._kept[table])
+
+
+def decision_line(row: DecisionRow) -> str:
+    """JSON of a row, with its newline."""
+    index, repeat, now_ns, batch, refused, idle, starts = row
+    return (
+        f'{{"index":{index},"repeat":{repeat},"now_ns":{now_ns},{batch},"starts":[{",".join(map(str, starts))}],'
+        f'"refusals":[{refused}],"idle_until_s":{idle}}}\n'
+    )
 
 
 def _even_gaps(

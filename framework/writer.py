@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from schedlab.framework.logs import GzipLog, log_path, partial_path
 from schedlab.framework.metrics import Measurement, empty_summary
 from schedlab.framework.parquet import convert_log, parquet_path, require_pyarrow
 from schedlab.framework.reader import load_table
-from schedlab.framework.record import Recorder
+from schedlab.framework.record import DecisionRow, Recorder, decision_line
 from schedlab.framework.tables import SCHEMAS, Columns, Flat, RunTables, to_json_lines
 
 FLUSH_S = 1.0
@@ -128,9 +128,9 @@ class RunWriter(Recorder):
         if self._logs:
             self._logs[table].write(to_json_lines(SCHEMAS[table], flat))
 
-    def _keep_decisions(self, lines: list[str]) -> None:
+    def _keep_decisions(self, rows: Sequence[DecisionRow]) -> None:
         if self._logs:
-            self._logs["decisions"].write("".join(lines))
+            self._logs["decisions"].write("".join(map(decision_line, rows)))
 
     def _load(self, table: str) -> Columns:
         return load_table(self.directory, table, self.record, whole=True)

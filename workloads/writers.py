@@ -42,52 +42,51 @@ def encode_request(request: EngineRequest) -> str:
         written = f'{{"row":{content.row},"seed":{content.seed}}}'
     else:
         written = encode_json(_content(request))
-    rest = _optional(request)
     return (
         f'{{"request_id":{quote(request.request_id)},"source_row":{"null" if row is None else row},'
         f'"arrival_ns":{request._arrival_ns},"prompt_tokens":{request.num_prompt_tokens},'
         f'"output_tokens":{"null" if recorded is None else recorded},"content":{written}'
-        f"{',' + encode_json(rest)[1:] if rest else '}'}"
+        f"{_optional(request)}}}"
     )
 
 
-def _optional(request: EngineRequest) -> dict[str, Any]:
-    """The fields that are not at their default."""
-    arrival, fields = request._arrival_ns, dict[str, Any]()
+def _optional(request: EngineRequest) -> str:
+    """The fields that are not at their default, each after a comma."""
+    arrival, text = request._arrival_ns, ""
     if request._max_tokens >= 0:
-        fields["max_tokens"] = request._max_tokens
+        text += f',"max_tokens":{request._max_tokens}'
     if request._client != "default":
-        fields["client"] = request._client
+        text += f',"client":{quote(request._client)}'
     if request._priority:
-        fields["priority"] = request._priority
+        text += f',"priority":{request._priority}'
     if request._session is not None:
-        fields["session"] = request._session
+        text += f',"session":{quote(request._session)}'
     if request._deadline_ns is not None:
-        fields["deadline_ns"] = request._deadline_ns - arrival
+        text += f',"deadline_ns":{request._deadline_ns - arrival}'
     if request.abort_ns is not None:
-        fields["abort_ns"] = request.abort_ns - arrival
+        text += f',"abort_ns":{request.abort_ns - arrival}'
     if request._slo is not None:
-        fields["slo"] = _limits(request._slo)
+        text += f',"slo":{_limits(request._slo)}'
     if request.sampling is not None:
-        fields["sampling"] = asdict(request.sampling)
+        text += f',"sampling":{encode_json(asdict(request.sampling))}'
     if request.visible_ns != arrival:
-        fields["preparation_ns"] = request.visible_ns - arrival
+        text += f',"preparation_ns":{request.visible_ns - arrival}'
     if request.delivery_ns:
-        fields["delivery_ns"] = request.delivery_ns
+        text += f',"delivery_ns":{request.delivery_ns}'
     if isinstance(request, TraceRequest):
         if request.turn is not None:
-            fields["turn"] = request.turn
+            text += f',"turn":{request.turn}'
         if request.after is not None:
-            fields["after"] = request.after
+            text += f',"after":{quote(request.after)}'
         if request.think_ns is not None:
-            fields["think_ns"] = request.think_ns
-    return fields
+            text += f',"think_ns":{request.think_ns}'
+    return text
 
 
 @lru_cache
-def _limits(slo: SLO) -> dict[str, Any]:
+def _limits(slo: SLO) -> str:
     """Name and limits of a class, which many requests share."""
-    return {k: v for k, v in asdict(slo).items() if v is not None}
+    return encode_json({k: v for k, v in asdict(slo).items() if v is not None})
 
 
 def _content(request: EngineRequest) -> dict[str, Any]:
