@@ -231,7 +231,8 @@ def unpack(content: bytes, path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         members = archive.getmembers()
         if members[0].isdir():
-            archive.extractall(path, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 brings it
+            archive.extractall(path)
         else:
             taken = archive.extractfile(members[0])
             assert taken is not None
