@@ -20,6 +20,8 @@ def check_arguments(name: str, values: Mapping[str, Any], target: Callable[..., 
 
     `name` is the config node that holds them, empty for the top level.
     """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name}: expected a mapping of keys to values, found {values!r}")
     hints = parameter_types(target)
     for key, value in values.items():
         hint = hints.get(key, Any)

@@ -148,6 +148,7 @@ def settings_of(resolved: Mapping[str, Any]) -> Settings:
 
 def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment:
     """Build every part that a resolved configuration names."""
+    check_arguments("measure", resolved["measure"], Experiment)
     return Experiment(
         policy=compose.build(resolved["policy"], "policy"),
         workload=compose.build(resolved["workload"], "workload"),

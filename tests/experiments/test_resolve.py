@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from schedlab.experiments import compose
+from schedlab.experiments.checks import check_arguments
+from schedlab.experiments.objective import Objective
 from schedlab.framework.errors import ConfigError
 
 VALUES = st.one_of(
@@ -52,3 +54,9 @@ def test_two_uses_of_one_node_share_nothing():
 def test_what_is_missing_is_named(config):
     with pytest.raises(ConfigError, match=r"^a\.b(\[0\])? has no default: give a\.b"):
         compose.resolve(OmegaConf.create(config))
+
+
+@pytest.mark.parametrize("values", [None, "p99", ["p99"]])
+def test_a_section_that_is_no_mapping_is_one_line(values):
+    with pytest.raises(ConfigError, match=r"^objective: expected a mapping of keys to values, found "):
+        check_arguments("objective", values, Objective)
