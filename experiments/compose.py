@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -54,8 +57,11 @@ def run_with_overrides(
         hydra.main(config_path=f"pkg://{CONFIG_MODULE}", config_name=config_name, version_base="1.3")(job)()
         for error in failures:
             raise error
-    except USER_ERRORS as error:
-        raise ConfigError(one_line(error)) from error
+    except (*USER_ERRORS, ValueError) as error:
+        refuse_other_than_options(words)
+        if isinstance(error, USER_ERRORS):
+            raise ConfigError(one_line(error)) from error
+        raise
 
 
 def flags_first(words: Sequence[str], command: str) -> list[str]:
@@ -68,6 +74,21 @@ def flags_first(words: Sequence[str], command: str) -> list[str]:
     if "--cfg" in flags and {"-m", "--multirun"} & set(flags):
         raise ConfigError("--cfg shows the config of one job: leave out -m")
     return flags + pairs
+
+
+def refuse_other_than_options(words: Sequence[str]) -> None:
+    """ConfigError for a word that gives a config group anything but the name of an option: Hydra's own error names no
+    key."""
+    try:
+        parsed = OverridesParser.create().parse_overrides([word for word in words if not word.startswith("-")])
+    except OverrideParseException:
+        return  # tells what it is
+    for override in parsed:
+        group, value = override.key_or_group, override.value()
+        options = value.list if isinstance(value, ChoiceSweep) else [value]
+        is_group = not override.is_delete() and (files(CONFIG_MODULE) / group).is_dir()
+        if is_group and not all(isinstance(x, str | Sweep) for x in options):
+            raise ConfigError(f"{override.input_line}: expected the name of an option of {group}")
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
@@ -129,7 +150,14 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default: give {error.full_key}=…") from None
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+    return Resolved((str(key), value) for key, value in resolved.items())
+
+
+class Resolved(dict[str, Any]):
+    """Keys and their plain values. A key that is asked for and was taken out is the user's mistake."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ConfigError(f"{key}: expected in the config, found nothing")
 
 
 def with_interpolations(plain: Any, node: Any) -> Any:
