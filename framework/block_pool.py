@@ -1,4 +1,4 @@
-"""Physical KV blocks on the device and on the host: who gets one, who gives one back.
+"""Physical KV blocks on the device and on the host: which one is handed out, which is given back.
 
 Knows block numbers and how many are left; knows nothing of requests, content or which block is equal to which. What a
 cached block stands for, and which of them may be evicted, is prefix_cache.py's.
@@ -6,7 +6,12 @@ cached block stands for, and which of them may be evicted, is prefix_cache.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+NOBODY = -2
+"""A block that no block follows."""
 
 
 class BlockPool:
@@ -22,8 +27,8 @@ class BlockPool:
         self.free = list(range(num_blocks - 1, -1, -1))
         self.on_free = on_free
 
-    def take(self, count: int) -> list[int]:
-        """`count` free blocks; the caller has made sure that they exist."""
+    def take(self, count: int, last: int = NOBODY) -> list[int]:
+        """`count` free blocks for a request whose last block is `last`; the caller has made sure that they exist."""
         assert count <= len(self.free), "taking more blocks than are free"
         if not count:
             return []
@@ -32,11 +37,75 @@ class BlockPool:
         taken.reverse()
         return taken
 
+    def grow(self, tables: Sequence[list[int]]) -> None:
+        """One free block more to each of `tables`."""
+        for table in tables:
+            table.append(self.free.pop())
+
     def give_back(self, blocks: Sequence[int]) -> None:
         """Return blocks whose contents nobody needs any more."""
         if self.on_free is not None:
             self.on_free(blocks)
         self.free.extend(reversed(blocks))
+
+
+class AdjacentPool:
+    """A `BlockPool` for blocks that are memory, in which neighbours are read faster than blocks far apart.
+
+    A request gets the block after its last one where that is free. Otherwise it begins in the middle of the widest free
+    run, so that it can grow, and so can whoever lies before that run. Nothing is kept back for anybody.
+    """
+
+    __slots__ = ("_is_free", "free", "num_blocks", "on_free")
+
+    def __init__(self, num_blocks: int, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.free = set(range(num_blocks))
+        self.on_free = on_free
+        self._is_free = np.ones(num_blocks, dtype=bool)
+
+    def take(self, count: int, last: int = NOBODY) -> list[int]:
+        """`count` free blocks for a request whose last block is `last`; the caller has made sure that they exist."""
+        assert count <= len(self.free), "taking more blocks than are free"
+        stop = last + 1
+        while stop - last <= count and stop in self.free:
+            stop += 1
+        taken = self._hand_out(last + 1, stop)
+        for begin, stop in self._widest(count - len(taken)):
+            taken += self._hand_out(begin, stop)
+        return taken
+
+    def _hand_out(self, begin: int, stop: int) -> list[int]:
+        blocks = list(range(begin, stop))
+        self.free.difference_update(blocks)
+        self._is_free[begin:stop] = False
+        return blocks
+
+    def _widest(self, count: int) -> Iterator[tuple[int, int]]:
+        """The middle of the widest free run, then of the next, until `count` blocks are found."""
+        if not count:
+            return
+        edges = np.flatnonzero(np.diff(self._is_free, prepend=False, append=False))
+        begins, lengths = edges[::2], edges[1::2] - edges[::2]
+        for run in np.argsort(-lengths, kind="stable"):
+            length = min(count, int(lengths[run]))
+            begin = int(begins[run]) + (int(lengths[run]) - length) // 2
+            yield begin, begin + length
+            count -= length
+            if not count:
+                return
+
+    def grow(self, tables: Sequence[list[int]]) -> None:
+        """One free block more to each of `tables`."""
+        for table in tables:
+            table += self.take(1, table[-1])
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Return blocks whose contents nobody needs any more."""
+        if self.on_free is not None:
+            self.on_free(blocks)
+        self.free.update(blocks)
+        self._is_free[blocks] = True
 
 
 class HostPool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from schedlab.framework import invariants, journal
 from schedlab.framework.batch import Batch
+from schedlab.framework.block_pool import AdjacentPool, BlockPool
 from schedlab.framework.chain import chain_limit, take_chain
 from schedlab.framework.chained_jump import ChainedJumper
 from schedlab.framework.clock import Clock, VirtualClock
@@ -89,15 +90,15 @@ class Engine:
         block_bytes = executor.block_bytes(config.block_size)
         num_host_blocks = int(config.swap_space_gib * GIB // block_bytes) if config.swap_space_gib else 0
         executor.allocate(config.num_blocks, config.block_size, num_host_blocks, config.max_num_seqs)
+        pool = AdjacentPool if executor.needs_inputs else BlockPool
         return Ledger(
-            config.num_blocks,
+            pool(config.num_blocks, getattr(executor, "discard", None)),
             config.block_size,
             num_host_blocks,
             config.max_num_seqs,
             prefix_caching=config.enable_prefix_caching,
             eviction=config.eviction,
             watermark_blocks=config.watermark_blocks,
-            on_free=getattr(executor, "discard", None),
         )
 
     def _columns(self) -> Columns:

@@ -6,10 +6,10 @@ nothing of policies, time or executors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Literal
 
-from schedlab.framework.block_pool import BlockPool, HostPool
+from schedlab.framework.block_pool import NOBODY, AdjacentPool, BlockPool, HostPool
 from schedlab.framework.cohort import DecodeCohort
 from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
 from schedlab.framework.eviction import Eviction
@@ -28,7 +28,7 @@ class Ledger:
 
     def __init__(
         self,
-        num_blocks: int,
+        pool: BlockPool | AdjacentPool,
         block_size: int,
         num_host_blocks: int,
         max_num_seqs: int,
@@ -36,13 +36,12 @@ class Ledger:
         prefix_caching: bool = True,
         eviction: Eviction = "lru",
         watermark_blocks: int = 0,
-        on_free: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.watermark_blocks = watermark_blocks
-        self.pool = BlockPool(num_blocks, on_free)
-        self.cache = PrefixCache(self.pool, block_size, eviction)
+        self.pool = pool
+        self.cache = PrefixCache(pool, block_size, eviction)
         self.host = HostPool(num_host_blocks)
         self.cohort = DecodeCohort(block_size)
         self.queue = Lineup()
@@ -109,8 +108,8 @@ class Ledger:
         """Take a slot and blocks for `tokens` more; returns the start. The caller has checked that all of it fits."""
         hit, start = self.prefix_of(request)
         self.cache.unwatch(request)
-        request.block_table = self.cache.adopt(request, hit) if hit else []
-        request.block_table += self.cache.allocate(self.blocks_for(start + tokens) - hit)
+        table = request.block_table = self.cache.adopt(request, hit) if hit else []
+        table += self.cache.allocate(self.blocks_for(start + tokens) - hit, table[-1] if table else NOBODY)
         if request.promised_groups:
             self.cache.start_computing(request)
         if request.host_blocks and start == request._computed:  # what the cache lost comes from the host
@@ -129,16 +128,14 @@ class Ledger:
 
     def grow(self, requests: Collection[EngineRequest]) -> None:
         """One more block to each of `requests`."""
-        free = self.pool.free
-        blocks = free if len(requests) <= len(free) else self.cache.allocate(len(requests))[::-1]
-        for request in requests:
-            request.block_table.append(blocks.pop())
+        self.cache.make_free(len(requests))
+        self.pool.grow([request.block_table for request in requests])
 
     def extend(self, request: EngineRequest, tokens: int) -> None:
         """Blocks for `tokens` more of a running request."""
         need = self.blocks_to_continue(request, tokens)
         if need > 0:
-            request.block_table += self.cache.allocate(need)
+            request.block_table += self.cache.allocate(need, request.block_table[-1])
 
     def preempt(self, request: EngineRequest, mode: PreemptMode) -> PreemptMode:
         """Free a running request's slot and blocks at once; returns the mode done. It moves to `waiting` at commit."""

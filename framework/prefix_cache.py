@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from operator import sub
 
-from schedlab.framework.block_pool import BlockPool
+from schedlab.framework.block_pool import NOBODY, AdjacentPool, BlockPool
 from schedlab.framework.content import Chain
 from schedlab.framework.eviction import EVICTIONS, Eviction
 from schedlab.framework.request import EngineRequest
@@ -40,7 +40,7 @@ class PrefixCache:
     a run is that of its last owner's leave.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, eviction: Eviction = "lru") -> None:
+    def __init__(self, pool: BlockPool | AdjacentPool, block_size: int, eviction: Eviction = "lru") -> None:
         self.pool = pool
         self.block_size = block_size
         self.num_unowned = 0
@@ -60,12 +60,18 @@ class PrefixCache:
         """Blocks that can be had now: free ones and cached-unowned ones."""
         return len(self.pool.free) + self.num_unowned
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` blocks without content, evicting what is unowned if the free list is too short."""
+    def allocate(self, count: int, last: int = NOBODY) -> list[int]:
+        """`count` blocks without content for a request whose last block is `last`, evicting what is unowned if too few
+        are free.
+        """
+        self.make_free(count)
+        return self.pool.take(count, last)
+
+    def make_free(self, count: int) -> None:
+        """Evict what is unowned until `count` blocks are free."""
         short = count - len(self.pool.free)
         if short > 0:
             self._evict(short)
-        return self.pool.take(count)
 
     def _evict(self, count: int) -> None:
         for run, blocks in self._victims(count):

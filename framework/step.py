@@ -314,7 +314,7 @@ class Step:
         ledger = self._ledger
         if not ledger.cache.num_free:
             return False
-        req.block_table += ledger.cache.allocate(1)
+        req.block_table += ledger.cache.allocate(1, req.block_table[-1])
         return True
 
     def _take_back(self, req: EngineRequest) -> None:

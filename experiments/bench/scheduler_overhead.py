@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedlab.framework.batch import Batch
+from schedlab.framework.block_pool import BlockPool
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent, UniqueContent
 from schedlab.framework.engine import Engine, EngineConfig
@@ -117,7 +118,7 @@ def best_of(measure: Callable[[], list[float]]) -> tuple[float, float]:
 
 def lookup_costs(tokens: int = 8192) -> tuple[list[float], list[float]]:
     """Microseconds to look up a fully cached prompt, and to compute its digest chain (once a request)."""
-    ledger = Ledger(tokens // 16 + 64, 16, 0, 4)
+    ledger = Ledger(BlockPool(tokens // 16 + 64), 16, 0, 4)
     first = EngineRequest("first", 0, tokens, TokenContent(range(tokens)), recorded_output_tokens=1)
     ledger.arrive(first)
     ledger.admit(first, tokens)

@@ -10,6 +10,7 @@ import random
 from slow_cache import SlowCache, SlowRequest
 
 from schedlab.framework import invariants
+from schedlab.framework.block_pool import BlockPool
 from schedlab.framework.content import IdContent, SessionContent, UniqueContent
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.request import EngineRequest
@@ -20,7 +21,7 @@ class ShadowedCache:
         self.dice = dice
         self.size, self.width = dice.choice([1, 2, 3, 4]), dice.choice([1, 2, 3, 5, 8])
         blocks = -(-dice.randint(26, 60) // self.size)
-        self.ledger = Ledger(blocks, self.size, dice.choice([0, 6, 20]), 5)
+        self.ledger = Ledger(BlockPool(blocks), self.size, dice.choice([0, 6, 20]), 5)
         self.model = SlowCache(blocks)
         self.pairs: list[tuple[EngineRequest, SlowRequest]] = []  # the living, each with its model
         self.granted: dict[EngineRequest, int] = {}  # tokens given in this step
