@@ -104,6 +104,7 @@ class AdjacentPool:
         """Return blocks whose contents nobody needs any more."""
         if self.on_free is not None:
             self.on_free(blocks)
+        assert self.free.isdisjoint(blocks), "a block is given back twice"
         self.free.update(blocks)
         self._is_free[blocks] = True
 
