@@ -39,8 +39,8 @@ class BlockPool:
 
     def grow(self, tables: Sequence[list[int]]) -> None:
         """One free block more to each of `tables`."""
-        for table in tables:
-            table.append(self.free.pop())
+        for _ in map(list.append, tables, self.take(len(tables))):  # hot: one loop in C
+            pass
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Return blocks whose contents nobody needs any more."""

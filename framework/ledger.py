@@ -7,6 +7,7 @@ nothing of policies, time or executors.
 from __future__ import annotations
 
 from collections.abc import Collection
+from operator import attrgetter
 from typing import Literal
 
 from schedlab.framework.block_pool import NOBODY, AdjacentPool, BlockPool, HostPool
@@ -18,6 +19,7 @@ from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import STILL, EngineRequest
 
 PreemptMode = Literal["recompute", "swap"]
+_TABLE = attrgetter("block_table")
 
 
 class Ledger:
@@ -129,7 +131,7 @@ class Ledger:
     def grow(self, requests: Collection[EngineRequest]) -> None:
         """One more block to each of `requests`."""
         self.cache.make_free(len(requests))
-        self.pool.grow([request.block_table for request in requests])
+        self.pool.grow([*map(_TABLE, requests)])
 
     def extend(self, request: EngineRequest, tokens: int) -> None:
         """Blocks for `tokens` more of a running request."""
