@@ -62,7 +62,8 @@ class AdjacentPool:
         self.num_blocks = num_blocks
         self.free = set(range(num_blocks))
         self.on_free = on_free
-        self._is_free = np.ones(num_blocks, dtype=bool)
+        self._is_free = np.ones(num_blocks + 2, dtype=bool)  # of block - 1 at each place; nothing lies beyond the ends
+        self._is_free[[0, -1]] = False
 
     def take(self, count: int, last: int = NOBODY) -> list[int]:
         """`count` free blocks for a request whose last block is `last`; the caller has made sure that they exist."""
@@ -78,16 +79,17 @@ class AdjacentPool:
     def _hand_out(self, begin: int, stop: int) -> list[int]:
         blocks = list(range(begin, stop))
         self.free.difference_update(blocks)
-        self._is_free[begin:stop] = False
+        self._is_free[begin + 1 : stop + 1] = False
         return blocks
 
     def _widest(self, count: int) -> Iterator[tuple[int, int]]:
         """The middle of the widest free run, then of the next, until `count` blocks are found."""
         if not count:
             return
-        edges = np.flatnonzero(np.diff(self._is_free, prepend=False, append=False))
+        edges = np.flatnonzero(self._is_free[1:] != self._is_free[:-1])
         begins, lengths = edges[::2], edges[1::2] - edges[::2]
-        for run in np.argsort(-lengths, kind="stable"):
+        widest = lengths.argmax()
+        for run in [widest] if lengths[widest] >= count else np.argsort(-lengths, kind="stable"):
             length = min(count, int(lengths[run]))
             begin = int(begins[run]) + (int(lengths[run]) - length) // 2
             yield begin, begin + length
@@ -106,7 +108,7 @@ class AdjacentPool:
             self.on_free(blocks)
         assert self.free.isdisjoint(blocks), "a block is given back twice"
         self.free.update(blocks)
-        self._is_free[blocks] = True
+        self._is_free[np.asarray(blocks, dtype=np.int64) + 1] = True
 
 
 class HostPool:
