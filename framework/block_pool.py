@@ -100,7 +100,13 @@ class AdjacentPool:
     def grow(self, tables: Sequence[list[int]]) -> None:
         """One free block more to each of `tables`."""
         for table in tables:
-            table += self.take(1, table[-1])
+            block = table[-1] + 1
+            if block in self.free:
+                self.free.remove(block)
+                self._is_free[block + 1] = False
+                table.append(block)
+            else:
+                table += self.take(1)
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Return blocks whose contents nobody needs any more."""
