@@ -10,8 +10,8 @@ scheduler; `generate` is transformers' static batch, padded on the left; `contin
 and safetensors. Everything is greedy and of forced length. One thread counts the CPU time of the process (continuous
 batching computes in a thread of its own), which neighbours on shared cores change little. More threads count wall time,
 and a case only if a probe of the machine finds it as quick after as before, else it is measured again. Rounds alternate
-between the engines; ratios are medians. Below the table: what this engine and its scheduler add to the model's own step,
-in CPU time of their thread.
+between the engines; ratios are medians. Below the table: what this engine and its scheduler add to the model's own
+step, in CPU time of their thread.
 """
 
 from __future__ import annotations
