@@ -413,4 +413,5 @@ if __name__ == "__main__":
     try:
         main()
     except SchedlabError as error:
-        raise SystemExit(f"error: {error}") from None
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
