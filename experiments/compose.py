@@ -23,7 +23,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -34,6 +34,8 @@ from schedlab.experiments.checks import check_arguments
 from schedlab.framework.errors import ConfigError, SchedlabError
 
 CONFIG_MODULE = "schedlab.conf"
+PAIR = re.compile(r"[~+]|[\w./@:]+=")
+"""How a word begins that is no flag."""
 USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException)
 """What a user can cause: one line and exit 2. Anything else is our fault or a policy's, and shows its traceback."""
 
@@ -58,7 +60,8 @@ def run_with_overrides(
         for error in failures:
             raise error
     except (*USER_ERRORS, ValueError) as error:
-        refuse_other_than_options(words)
+        if not failures:
+            refuse_other_than_options(words)
         if isinstance(error, USER_ERRORS):
             raise ConfigError(one_line(error)) from error
         raise
@@ -66,7 +69,7 @@ def run_with_overrides(
 
 def flags_first(words: Sequence[str], command: str) -> list[str]:
     """`words` in the order that Hydra can read: it takes no flag after the first key=value."""
-    pairs = [word for word in words if re.match(r"[~+]|[\w./@:]+=", word)]
+    pairs = [word for word in words if PAIR.match(word)]
     flags = [word for word in words if word not in pairs]
     _, unknown = get_args_parser().parse_known_args(flags)
     if unknown:
@@ -77,17 +80,16 @@ def flags_first(words: Sequence[str], command: str) -> list[str]:
 
 
 def refuse_other_than_options(words: Sequence[str]) -> None:
-    """ConfigError for a word that gives a config group anything but the name of an option: Hydra's own error names no
-    key."""
+    """ConfigError for a word that gives a config group neither an option nor keys: Hydra's own error names no key."""
     try:
-        parsed = OverridesParser.create().parse_overrides([word for word in words if not word.startswith("-")])
+        parsed = OverridesParser.create().parse_overrides([word for word in words if PAIR.match(word)])
     except OverrideParseException:
         return  # tells what it is
     for override in parsed:
         group, value = override.key_or_group, override.value()
         options = value.list if isinstance(value, ChoiceSweep) else [value]
         is_group = not override.is_delete() and (files(CONFIG_MODULE) / group).is_dir()
-        if is_group and not all(isinstance(x, str | Sweep) for x in options):
+        if is_group and not all(isinstance(x, str | dict | QuotedString | Sweep | Glob) for x in options):
             raise ConfigError(f"{override.input_line}: expected the name of an option of {group}")
 
 
@@ -98,7 +100,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """
     try:
         return _compose("config", overrides)
-    except USER_ERRORS as error:
+    except (*USER_ERRORS, ValueError) as error:
+        refuse_other_than_options(overrides)
         raise ConfigError(one_line(error)) from error
 
 
@@ -260,9 +263,12 @@ def sweep_directory() -> Path | None:
 
 def choices(groups: Sequence[str]) -> dict[str, str]:
     """The option chosen for each group, as the user wrote it."""
-    return (
-        {group: str(HydraConfig.get().runtime.choices[group]) for group in groups} if HydraConfig.initialized() else {}
-    )
+    if not HydraConfig.initialized():
+        return {}
+    chosen = HydraConfig.get().runtime.choices
+    if missing := [group for group in groups if group not in chosen]:
+        raise ConfigError(f"{missing[0]}: expected one option, found none")
+    return {group: str(chosen[group]) for group in groups}
 
 
 def overrides() -> dict[str, str]:

@@ -53,7 +53,8 @@ class AdjacentPool:
     """A `BlockPool` for blocks that are memory, in which neighbours are read faster than blocks far apart.
 
     A request gets the block after its last one where that is free. Otherwise it begins in the middle of the widest free
-    run, so that it can grow, and so can whoever lies before that run. Nothing is kept back for anybody.
+    run, so that it can grow, and so can whoever lies before that run. Nothing is kept back for anybody: where cached
+    blocks fill the pool, what eviction frees is taken as it lies.
     """
 
     __slots__ = ("_is_free", "free", "num_blocks", "on_free")
@@ -99,6 +100,7 @@ class AdjacentPool:
 
     def grow(self, tables: Sequence[list[int]]) -> None:
         """One free block more to each of `tables`."""
+        moved = []
         for table in tables:
             block = table[-1] + 1
             if block in self.free:
@@ -106,7 +108,9 @@ class AdjacentPool:
                 self._is_free[block + 1] = False
                 table.append(block)
             else:
-                table += self.take(1)
+                moved.append(table)
+        for table, block in zip(moved, self.take(len(moved)), strict=True):
+            table.append(block)
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Return blocks whose contents nobody needs any more."""

@@ -90,7 +90,7 @@ class Engine:
         block_bytes = executor.block_bytes(config.block_size)
         num_host_blocks = int(config.swap_space_gib * GIB // block_bytes) if config.swap_space_gib else 0
         executor.allocate(config.num_blocks, config.block_size, num_host_blocks, config.max_num_seqs)
-        pool = AdjacentPool if executor.needs_inputs else BlockPool
+        pool = AdjacentPool if getattr(executor, "adjacent_blocks", False) else BlockPool
         return Ledger(
             pool(config.num_blocks, getattr(executor, "discard", None)),
             config.block_size,
@@ -111,6 +111,7 @@ class Engine:
         a fixed decode set costs more than a function of the sum of contexts."""
         if not (isinstance(self.clock, VirtualClock) and getattr(self.executor, "jumpable", False)):
             return None
+        assert isinstance(self.ledger.pool, BlockPool), "a jump takes blocks from the end of a list"
         return ChainedJumper(self) if self.config.max_chained_steps > 1 else Jumper(self)
 
     # -- running --

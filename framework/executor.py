@@ -38,7 +38,8 @@ class Executor(Protocol):
     """Runs batches. One executor serves one engine.
 
     `needs_inputs`: the engine builds `batch.inputs` before each `execute`. `eos_token_ids` end a live request.
-    An executor with a true attribute `chains` runs batches of several steps.
+    An executor with a true attribute `chains` runs batches of several steps; one with `adjacent_blocks` reads a
+    request's blocks faster where they are neighbours.
     """
 
     needs_inputs: bool

@@ -33,6 +33,7 @@ class StubExecutor:
 
     needs_inputs = True
     jumpable = False
+    adjacent_blocks = True
     chains = True
 
     def __init__(self, vocab_size: int = 1000, step_ns: int = 1_000_000, token_ns: int = 10_000) -> None:

@@ -119,7 +119,8 @@ class Timed(ModelExecutor):
 class Ours:
     """The engine and its scheduler under `fcfs`; every request is there when the clock starts.
 
-    `added`: by sequences, what each decode step took over and above the model's own time, relative to that.
+    `added`: by sequences of equal length, what each decode step took over and above the model's own time, relative to
+    that.
     """
 
     def __init__(self, name: str, dtype: str) -> None:
@@ -147,7 +148,7 @@ class Ours:
             ends.append(time.thread_time())
 
         Engine(FCFS(), self._executor, ListSource(requests), config, VirtualClock(), recorder).run(stepped)
-        if count > 1:  # the first steps prefill
+        if count > 1 and len({len(p) for p in prompts}) == 1:  # the first steps prefill
             steps = zip(ends[-count:], ends[1 - count :], own_s[1 - count :], strict=False)
             self.added.setdefault(len(prompts), []).extend((end - begin) / own - 1 for begin, end, own in steps)
         return [request.output_token_ids for request in requests]
@@ -390,7 +391,7 @@ def main() -> None:
         others = elsewhere(vars(args), [str(model_directory(f"fetched:{MODEL}")), dtype, str(args.threads)])
         peers = [*(PEERS[name](dtype) for name in args.peers.split(",")), *others]
         for peer in peers:  # what only a first request pays
-            peer.generate([[100] * 16], 2, lambda: None)
+            peer.generate([[100] * 16, [100] * 8], 2, lambda: None)
         for case in chosen:
             served = [p for p in peers if serves(p.name, case)]
             found, quiet = watch.measure(served, case, args.rounds)

@@ -27,7 +27,7 @@ class Elsewhere:
         self.name = name
         self._told = f"{option} {python}"
         self._now = 0.0
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         command = [python, "-I", str(worker), name, *words]
         pipe = subprocess.PIPE
         try:

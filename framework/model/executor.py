@@ -83,6 +83,7 @@ class ModelExecutor:
         self.eos_token_ids = config.eos_token_ids
         self._dtype: torch.dtype = DTYPES[dtype]
         self._device = torch.device(device)
+        self.adjacent_blocks = self._device.type == "cpu"
         self._sampling_seed = sampling_seed
         self._backend = backend or backend_for(
             self._device, self._dtype, batch_invariant=batch_invariant, choice=kernels, weight_dtype=weight_dtype
