@@ -172,7 +172,7 @@ def test_help_of_run_lists_the_groups(schedlab):
         (["policy=[fcfs]"], ["policy: expected one option, found none"]),
         (["-m", "policy=fcfs,null"], ["policy=fcfs,null: expected the name of an option of policy"]),
         (["slo={ttft_s: 1}", "workload=azure_conv", "workload.path=/none.csv"], ["/none.csv", "no such file"]),
-        (["~slo"], ["slo: expected in the config, found nothing"]),
+        (["~slo"], ["slo: expected one option, found none"]),
         (["~seed"], ["seed: expected in the config, found nothing"]),
         (["--wat"], ["--wat", "no such option"]),
         (["engine=cpu", "model.path=/none"], ["/none"]),
