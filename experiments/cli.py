@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import schedlab
+from schedlab import core
 from schedlab.experiments import evidence, evidence_commands, reproduce
 from schedlab.experiments.policy_cli import policies
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -40,6 +42,15 @@ evidence.add_to(app)
 reproduce.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    version: Annotated[bool, typer.Option("--version", help="Tell it, and whether the core is compiled.")] = False,
+) -> None:
+    if version:
+        print(f"schedlab {schedlab.__version__} ({core.mode()})")
+        raise typer.Exit()
 
 
 def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
