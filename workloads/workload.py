@@ -21,6 +21,7 @@ from schedlab.workloads.arrivals import Arrivals
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers import read
 from schedlab.workloads.replicate import bootstrap, disjoint_part, shifted_window
+from schedlab.workloads.soundness import check
 from schedlab.workloads.source import SessionSource, StreamSource, Terms, Until
 from schedlab.workloads.streams import stream
 from schedlab.workloads.trace import Provenance, Trace
@@ -278,6 +279,7 @@ def one_of(name: str, value: str | None, *allowed: str | None) -> None:
 
 def make_source(trace: Trace, terms: Terms) -> Source:
     """Open loop, or with turns that wait for the one before where the trace ties them."""
+    check(trace)
     if trace.after is not None and (trace.after >= 0).any():
         return SessionSource(trace, terms)
     return StreamSource(trace.chunks(), terms)

@@ -18,6 +18,7 @@ from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.workloads.files import listed
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import first_record
+from schedlab.workloads.soundness import check
 from schedlab.workloads.trace import Trace
 
 
@@ -41,6 +42,7 @@ def read(path: str | Path, format: str | None = None, options: ReadOptions | Non
         if getattr(options, option) != getattr(default, option) and option not in useful:
             raise ConfigError(f"format {name} has no use for {option}; it takes {', '.join(sorted(useful))}")
     trace = reader.read(path, options)
+    check(trace)
     return trace if format is not None else trace.assuming(f"format {name}, from the keys of the first record")
 
 
