@@ -39,6 +39,7 @@ from schedlab.framework.record import Recorder
 from schedlab.framework.request import NS, SLO, EngineRequest
 from schedlab.framework.source import Source
 from schedlab.framework.tables import RunTables
+from schedlab.workloads.options import WHOLE
 from schedlab.workloads.readers import read
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered, Workload
@@ -116,7 +117,7 @@ class PastRun:
         if not path.exists():
             raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
         told = self.manifest["workload"]
-        trace = self._with_endings(read(path, "offered"))
+        trace = self._with_endings(read(path, "offered", WHOLE))
         origin = {key: told[key] for key in ("path", "format", "sha256", "counts")}
         provenance = replace(trace.provenance, **origin, assumed=tuple(told["assumed"]))
         return Offers(trace=trace.with_columns(provenance=provenance), name=str(told["name"]))

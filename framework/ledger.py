@@ -179,8 +179,8 @@ class Ledger:
     def _identify_computed(self, request: EngineRequest) -> int:
         """Extend the request's chain over all that it has computed; returns how many blocks have identity.
 
-        Generated blocks belong to (arrival, position), whatever requests are called, or to the session whose next prompt
-        will contain them.
+        Generated blocks belong to (arrival, position), whatever requests are called, or to the session whose next
+        prompt will contain them.
         """
         if not self.prefix_caching:
             return 0

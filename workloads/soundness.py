@@ -80,7 +80,7 @@ def beginning(session: str, turn: int | None) -> str:
 def _of_session(trace: Trace) -> np.ndarray:
     """bool [N]: the prompt is known by the session and the position in it, not by ids or tokens."""
     assert trace.session is not None
-    known = trace.session.codes >= 0
+    known: np.ndarray = trace.session.codes >= 0
     for ids in (trace.ids, trace.tokens):
         if ids is not None:
             known &= ids.counts == 0

@@ -105,7 +105,8 @@ class Recorded(Offered):
 
     path, format, obtain : the file (`embedded:NAME` for one in the package), its format (None: by its keys), and where
                            to get it, said when `path` is missing
-    time_unit, block_size, hash_scope, keep_failed, strict, columns, tokenizer : see `ReadOptions`
+    time_unit, block_size, hash_scope, keep_failed, strict, columns, tokenizer, priority_order, max_span_s : see
+                           `ReadOptions`
     window          : [start, stop) recorded seconds
     sample_sessions : a share of the sessions, each kept whole
     max_requests    : the first so many requests; more than the trace has only with `repeat`
@@ -132,7 +133,9 @@ class Recorded(Offered):
     hash_scope: str | None = None
     keep_failed: bool = False
     strict: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    priority_order: str = "larger_first"
+    max_span_s: float = 86_400.0
     tokenizer: str | None = None
     window: Sequence[float] | None = None
     sample_sessions: float | None = None
@@ -204,9 +207,11 @@ class Recorded(Offered):
 
     def read(self) -> Trace:
         """The whole file, before anything is chosen."""
+        named = {ours: name for ours, name in self.columns.items() if name is not None}
         options = ReadOptions(
             time_unit=self.time_unit, block_size=self.block_size, hash_scope=self.hash_scope, strict=self.strict,
-            keep_failed=self.keep_failed, columns=dict(self.columns), tokenizer=self.tokenizer,
+            keep_failed=self.keep_failed, columns=named, tokenizer=self.tokenizer,
+            priority_order=self.priority_order, max_span_s=self.max_span_s,
         )  # fmt: skip
         return _traces.read(self._file(), self.format, options).with_columns(name=self.name)
 
