@@ -91,7 +91,8 @@ def _grown_out_of_another(trace: Trace) -> np.ndarray:
     """bool [N]"""
     if trace.after is None or trace.grows is None:
         return np.zeros(len(trace), dtype=bool)
-    return _of_session(trace) & trace.grows.astype(bool) & (trace.after >= 0)
+    grown: np.ndarray = _of_session(trace) & trace.grows.astype(bool) & (trace.after >= 0)
+    return grown
 
 
 def _twice(values: Sequence[object]) -> tuple[int, int]:

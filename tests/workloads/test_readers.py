@@ -212,7 +212,7 @@ def test_damaged_files_are_one_line(tmp_path):
     whole = gzip.compress(rows.MOONCAKE.encode() * 50)
     path = tmp_path / "flipped"
     path.write_bytes(whole[:40] + bytes([whole[40] ^ 255]) + whole[41:])
-    with pytest.raises(TraceError, match="flipped: (damaged or truncated compressed file|row)"):
+    with pytest.raises(TraceError, match=r"flipped: (damaged or truncated compressed file|row)"):
         read(path, "mooncake")
     path = tmp_path / "latin"
     path.write_bytes("Timestamp,Modèle\n".encode("latin-1"))
