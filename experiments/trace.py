@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from schedlab.experiments import compose
+from schedlab.experiments.run import compose
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS
 from schedlab.workloads.options import ReadOptions

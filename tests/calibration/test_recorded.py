@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import SMALL
 
 from schedlab.experiments import engines
-from schedlab.experiments.api import Experiment
+from schedlab.experiments.analysis.recorded import Agreement, decide_again, first_difference
 from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.recorded import Agreement, decide_again, first_difference
+from schedlab.experiments.run.api import Experiment
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError

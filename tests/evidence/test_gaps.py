@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import schedlab
-from schedlab.experiments.gaps import gaps, longest_gaps
+from schedlab.experiments.analysis.gaps import gaps, longest_gaps
 from schedlab.framework.reader import read_run
 from schedlab.framework.tables import RunTables
 from schedlab.policies.chunked_prefill import ChunkedPrefill

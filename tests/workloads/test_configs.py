@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlab.experiments import compose
+from schedlab.experiments.run import compose
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
 from schedlab.workloads.readers import table
