@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedlab import core
-from schedlab.experiments.bench.elsewhere import OPTIONS, Elsewhere, elsewhere
+from schedlab.experiments.bench.peer_process import OPTIONS, Elsewhere, elsewhere
 from schedlab.experiments.engines import model_preset
 from schedlab.framework.batch import Inputs
 from schedlab.framework.clock import VirtualClock

@@ -18,10 +18,10 @@ import torch
 
 from schedlab.experiments import engines
 from schedlab.experiments.bench.device_rows import Device, Row
-from schedlab.experiments.calibrate import facts, held_out_errors, make_profile, tolerated
 from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.grid import Extent
-from schedlab.experiments.measuring import run_grid
+from schedlab.experiments.studies.calibrate import facts, held_out_errors, make_profile, tolerated
+from schedlab.experiments.studies.grid import Extent
+from schedlab.experiments.studies.measuring import run_grid
 from schedlab.framework.clock import WallClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.hardware import Hardware

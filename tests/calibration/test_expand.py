@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedlab.experiments import compose, engines
-from schedlab.experiments.api import run
+from schedlab.experiments import engines
+from schedlab.experiments.run import compose
+from schedlab.experiments.run.api import run
 from schedlab.framework.cost.expand import UNKNOWN_WITHIN, expand, expanded_steps, rates_of
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.errors import ConfigError

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import schedlab
 from schedlab.experiments import engines
-from schedlab.experiments.api import Experiment
-from schedlab.experiments.bounds import bounds_of, shared_tokens, tightness
+from schedlab.experiments.analysis.bounds import bounds_of, shared_tokens, tightness
 from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.run.api import Experiment
 from schedlab.framework.cost.bounds import (
     Prices,
     busy_until,

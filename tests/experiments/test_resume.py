@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlab.experiments import identity, resume
+from schedlab.experiments.sweep import identity, resume
 from schedlab.framework.reader import read_run
 from schedlab.workloads.workload import embedded_file
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from schedlab.experiments.objective import FAR, WORST, Objective
+from schedlab.experiments.sweep.objective import FAR, WORST, Objective
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.reader import read_run
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import made_up
 import pytest
 
-from schedlab.experiments.agreement import agreement, first_difference
-from schedlab.experiments.table import FIGURES, UNKNOWN, Comparison
+from schedlab.experiments.analysis.agreement import agreement, first_difference
+from schedlab.experiments.analysis.table import FIGURES, UNKNOWN, Comparison
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.metrics import SUMMARY_KEYS
 from schedlab.framework.writer import RunWriter

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from wandb_server import wandb_server
 
-from schedlab.experiments import tracking
-from schedlab.experiments.tracking import NoTracker, WandbConfig, start_tracker
+from schedlab.experiments.run import tracking
+from schedlab.experiments.run.tracking import NoTracker, WandbConfig, start_tracker
 from schedlab.framework.reader import read_run
 
 KEY = "a" * 40

@@ -25,7 +25,7 @@ RUNS = """
 import json, sys
 from pathlib import Path
 from schedlab import core, engines
-from schedlab.experiments.api import Experiment
+from schedlab.experiments.run.api import Experiment
 from schedlab.policies import {policies}
 from schedlab.workloads.populations import CommonWork
 

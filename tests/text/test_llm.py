@@ -10,7 +10,7 @@ from four import ALL, FOUR
 from tiny_text import tiny_model
 
 from schedlab import LLM, SamplingParams, engines
-from schedlab.experiments.llm import Piece
+from schedlab.experiments.run.llm import Piece
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.tokenizer import Tokenizer
 from schedlab.framework.reader import read_run
