@@ -121,7 +121,7 @@ def lookup_costs(tokens: int = 8192) -> tuple[list[float], list[float]]:
     ledger = Ledger(BlockPool(tokens // 16 + 64), 16, 0, 4)
     first = EngineRequest("first", 0, tokens, TokenContent(range(tokens)), recorded_output_tokens=1)
     ledger.arrive(first)
-    ledger.admit(first, tokens)
+    ledger.admit(first, ledger.quote(first), tokens)
     ledger.enter_running(first)
     first._computed = tokens
     ledger.publish(first)
