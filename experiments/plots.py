@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments import series
 from schedlab.experiments.bounds import alone_ttft_s, draw_alone
+from schedlab.experiments.gaps import longest_gaps
 from schedlab.framework.tables import RunTables
 
 if TYPE_CHECKING:
@@ -68,10 +69,10 @@ def latency_cdf(runs: Mapping[str, RunTables], alone_s: np.ndarray | None = None
 
 
 def itl_over_time(runs: Mapping[str, RunTables]) -> Figure:
-    """What every stream has to wait between two tokens: the longest gap between decode steps, run by run."""
+    """The longest time between two tokens of any stream, in each moment, run by run."""
     figure, axes = panels(len(runs), 1, (10, 1.5 + 2.5 * len(runs)), shared=True)
     for axis, style, (name, tables) in zip(axes, styles(), runs.items(), strict=False):
-        when, gap = series.longest_per_bin(*series.decode_gaps(tables), POINTS)
+        when, gap = longest_gaps(tables, POINTS)
         axis.fill_between(when, gap * 1e3, step="pre", color=style["color"])
         axis.set(title=name, ylabel="longest gap (ms)", ylim=(0, None))
     axes[-1].set(xlabel="engine time (s)")

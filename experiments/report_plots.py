@@ -16,6 +16,7 @@ import numpy as np
 
 from schedlab.experiments import plots, series
 from schedlab.experiments.bounds import draw_alone
+from schedlab.experiments.gaps import longest_gaps
 from schedlab.experiments.plots import COLOURS, POINTS, legend, panels, styles
 from schedlab.experiments.step_work import StepWork
 from schedlab.framework.cost.hardware import Hardware
@@ -65,7 +66,7 @@ def itl_over_time(runs: Mapping[str, RunTables]) -> Figure:
     """The longest gap between tokens in each moment, a panel a variant."""
     figure, axes = panels(len(runs), 1, (SIZE[0], 1.2 + 1.6 * len(runs)), shared=True)
     for axis, style, (name, tables) in zip(axes, styles(), runs.items(), strict=False):
-        when, gap = series.longest_per_bin(*series.decode_gaps(tables), POINTS)
+        when, gap = longest_gaps(tables, POINTS)
         axis.fill_between(when, gap * 1e3, step="pre", color=style["color"])
         axis.set_title(name, fontsize=10, loc="left")
         axis.set(ylim=(0, None))

@@ -78,25 +78,3 @@ def bin_means(start: np.ndarray, lasting: np.ndarray, values: np.ndarray, edges:
     integral = np.column_stack([np.append(0.0, total[:-1]), total]).ravel()
     means: np.ndarray = np.diff(np.interp(edges, times, integral)) / np.diff(edges)
     return means
-
-
-def decode_gaps(tables: RunTables) -> tuple[np.ndarray, np.ndarray]:
-    """When a decode step ended, and how long after the one before, where a stream lived through both."""
-    steps, requests = tables.steps, tables.requests
-    decoding = steps["decode_requests"] > 0
-    start, end, repeat = (
-        column[decoding] for column in (steps["now_ns"], steps["now_ns"] + steps["duration_ns"], steps["repeat"])
-    )
-    streams = requests["output_tokens"] > 1
-    began, ended = (np.sort(requests[name][streams]) for name in ("first_token_s", "finished_s"))
-    living = np.searchsorted(began, start[:-1] / NS, "right") - np.searchsorted(ended, start[1:] / NS, "right")
-    gaps = np.diff(end) / repeat[1:]
-    return end[1:][living > 0] / NS, gaps[living > 0] / NS
-
-
-def longest_per_bin(when: np.ndarray, gap: np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """The end of each bin of time, and the longest gap that ended in it: no stall is thinned away. 0 where none did."""
-    edges = np.linspace(0, when.max(initial=1e-9), points + 1)
-    longest = np.zeros(points)
-    np.maximum.at(longest, np.minimum(np.searchsorted(edges[1:], when), points - 1), gap)
-    return edges[1:], longest
