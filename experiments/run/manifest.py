@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import schedlab
-from schedlab.framework.writer import write_whole
+from schedlab.framework.results.writer import write_whole
 from schedlab.workloads.trace import Trace
 
 MANIFEST = "manifest.json"
