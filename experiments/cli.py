@@ -127,6 +127,8 @@ TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory
 Format = Annotated[str | None, typer.Option(help="of the file; detected by its keys when left out")]
 IdTokens = Annotated[int | None, typer.Option(help="tokens that one block id of the trace stands for")]
 TimeUnit = Annotated[str | None, typer.Option(help="of numeric times: ns, us, ms or s")]
+ColumnNames = Annotated[list[str] | None, typer.Option(help="of format table, ours=the file's: arrival=ts; repeatable")]
+PriorityOrder = Annotated[str, typer.Option(help="of a priority column: larger_first or smaller_first")]
 
 
 @traces.command()
@@ -137,13 +139,18 @@ def info(
     block_size: Annotated[int, typer.Option(help="tokens of a KV block")] = 16,
     id_tokens: IdTokens = None,
     time_unit: TimeUnit = None,
+    columns: ColumnNames = None,
+    priority_order: PriorityOrder = "larger_first",
     plot: Annotated[Path | None, typer.Option(help="a PNG of arrivals and lengths")] = None,
 ) -> None:
     """One screen on a trace: rows, span, rate, lengths, sessions, prefix reuse, odd rows."""
     from schedlab.experiments import trace
     from schedlab.workloads.options import ReadOptions
 
-    options = ReadOptions(time_unit=time_unit, block_size=id_tokens, keep_failed=True, keep_empty=True)
+    options = ReadOptions(
+        time_unit=time_unit, block_size=id_tokens, keep_failed=True, keep_empty=True,
+        columns=trace.column_names(columns or ()), priority_order=priority_order,
+    )  # fmt: skip
     trace.info(file, format, num_blocks=num_blocks, block_size=block_size, plot=plot, options=options)
 
 
@@ -155,6 +162,8 @@ def convert(
     format: Format = None,
     id_tokens: IdTokens = None,
     time_unit: TimeUnit = None,
+    columns: ColumnNames = None,
+    priority_order: PriorityOrder = "larger_first",
     max_requests: int | None = None,
     time_scale: Annotated[float, typer.Option(help="multiplies recorded times")] = 1.0,
 ) -> None:
@@ -162,7 +171,10 @@ def convert(
     from schedlab.experiments import trace
     from schedlab.workloads.options import ReadOptions
 
-    options = ReadOptions(time_unit=time_unit, block_size=id_tokens)
+    options = ReadOptions(
+        time_unit=time_unit, block_size=id_tokens, columns=trace.column_names(columns or ()),
+        priority_order=priority_order,
+    )  # fmt: skip
     trace.convert(file, out, to, format, options=options, max_requests=max_requests, time_scale=time_scale)
 
 

@@ -19,7 +19,12 @@ from schedlab.framework.cost.bounds import Bound, Demand, Prices, alone_first_ns
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.request import NS
+<<<<<<< HEAD
 from schedlab.framework.results.tables import Columns, RunTables
+=======
+from schedlab.framework.results.tables import Columns, RunTables
+from schedlab.workloads.options import WHOLE
+>>>>>>> main
 from schedlab.workloads.readers import read
 from schedlab.workloads.statistics import prefix_keys
 from schedlab.workloads.trace import BlockIds, Trace
@@ -45,7 +50,7 @@ def bounds_of(directory: str | Path, tables: RunTables) -> dict[str, Bound]:
     if prices is None or tables.status != "finished":
         return {}
     requests = tables.requests
-    demand = demand_of(requests, read(Path(directory) / WORKLOAD, "offered"), tables.manifest or {})
+    demand = demand_of(requests, read(Path(directory) / WORKLOAD, "offered", WHOLE), tables.manifest or {})
     inside = window_of(requests, tables.result["measurement"].get("window", {}))
     status = np.array(requests["status"])
     served = np.isin(status, ["finished", "length_capped"]) & inside
@@ -66,7 +71,7 @@ def alone_ttft_s(directory: str | Path, tables: RunTables) -> np.ndarray | None:
     prices, path = prices_of(manifest), Path(directory) / WORKLOAD
     if prices is None or tables.result["record"] != "full" or not path.exists():
         return None
-    demand = demand_of(tables.requests, read(path, "offered"), manifest)
+    demand = demand_of(tables.requests, read(path, "offered", WHOLE), manifest)
     around_N = demand.visible_N - demand.arrival_N + demand.delivery_N
     served_N = ~np.isnan(tables.requests["first_token_s"])
     return np.asarray((alone_first_ns(demand, prices) + around_N)[served_N]) / NS

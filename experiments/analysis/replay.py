@@ -39,6 +39,11 @@ from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import Source
+<<<<<<< HEAD
+=======
+from schedlab.framework.results.tables import RunTables
+from schedlab.workloads.options import WHOLE
+>>>>>>> main
 from schedlab.workloads.readers import read
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered, Workload
@@ -116,7 +121,7 @@ class PastRun:
         if not path.exists():
             raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
         told = self.manifest["workload"]
-        trace = self._with_endings(read(path, "offered"))
+        trace = self._with_endings(read(path, "offered", WHOLE))
         origin = {key: told[key] for key in ("path", "format", "sha256", "counts")}
         provenance = replace(trace.provenance, **origin, assumed=tuple(told["assumed"]))
         return Offers(trace=trace.with_columns(provenance=provenance), name=str(told["name"]))
