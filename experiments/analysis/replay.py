@@ -39,11 +39,7 @@ from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import Source
-<<<<<<< HEAD
-=======
-from schedlab.framework.results.tables import RunTables
 from schedlab.workloads.options import WHOLE
->>>>>>> main
 from schedlab.workloads.readers import read
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered, Workload
