@@ -25,10 +25,10 @@ from schedlab.framework.content import TokenContent, UniqueContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.framework.step import Step
 from schedlab.framework.stub import StubExecutor

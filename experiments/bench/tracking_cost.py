@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import schedlab
-from schedlab.experiments.tracking import WandbConfig, start_tracker
-from schedlab.framework.reader import read_run
+from schedlab.experiments.run.tracking import WandbConfig, start_tracker
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
 

@@ -105,7 +105,7 @@ def counted(policy: Policy) -> Callable[[], int]:
 def measure(row: Row) -> dict[str, Any]:
     """In a process of its own: run, and say what it took."""
     from schedlab.experiments import engines
-    from schedlab.experiments.api import Experiment
+    from schedlab.experiments.run.api import Experiment
 
     engine, policy = engines.virtual("llama3.1-8b", "h100"), POLICIES[row.policy]()
     calls = counted(policy)
