@@ -19,7 +19,7 @@ from schedlab.framework.cost.bounds import Bound, Demand, Prices, alone_first_ns
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.request import NS
-from schedlab.framework.tables import Columns, RunTables
+from schedlab.framework.results.tables import Columns, RunTables
 from schedlab.workloads.options import WHOLE
 from schedlab.workloads.readers import read
 from schedlab.workloads.statistics import prefix_keys

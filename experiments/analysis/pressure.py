@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 
 def pressure(tables: RunTables) -> dict[str, float | int | None]:

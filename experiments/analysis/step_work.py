@@ -15,7 +15,7 @@ from schedlab.experiments.analysis.history import Histories, histories
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.request import NS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import SchedlabError
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.files import model_directory
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.policies.fcfs import FCFS
 

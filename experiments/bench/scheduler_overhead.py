@@ -26,10 +26,10 @@ from schedlab.framework.content import TokenContent, UniqueContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.framework.step import Step
 from schedlab.framework.stub import StubExecutor
@@ -122,7 +122,7 @@ def lookup_costs(tokens: int = 8192) -> tuple[list[float], list[float]]:
     ledger = Ledger(BlockPool(tokens // 16 + 64), 16, 0, 4)
     first = EngineRequest("first", 0, tokens, TokenContent(range(tokens)), recorded_output_tokens=1)
     ledger.arrive(first)
-    ledger.admit(first, tokens)
+    ledger.admit(first, ledger.quote(first), tokens)
     ledger.enter_running(first)
     first._computed = tokens
     ledger.publish(first)

@@ -19,7 +19,7 @@ from pathlib import Path
 import schedlab
 from schedlab import core
 from schedlab.experiments.run.tracking import WandbConfig, start_tracker
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
 

@@ -29,10 +29,10 @@ from schedlab.experiments.sweep import resume
 from schedlab.experiments.sweep.identity import identity_of
 from schedlab.experiments.sweep.objective import Objective
 from schedlab.framework.errors import ConfigError, SchedlabError
-from schedlab.framework.metrics import Measurement
-from schedlab.framework.reader import read_run
-from schedlab.framework.tables import RunTables
-from schedlab.framework.writer import RunWriter, write_json
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import RunWriter, write_json
 
 GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
 

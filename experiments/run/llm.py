@@ -24,13 +24,13 @@ from schedlab.experiments.run.text import answer_text, generated
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.tokenizer import Messages, TextStream, Tokenizer
 from schedlab.framework.policy import Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import NS, SLO, EngineRequest, SamplingParams
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.writer import RunWriter
 from schedlab.framework.source import ListSource
-from schedlab.framework.writer import RunWriter
 from schedlab.workloads.readers import read
 
 Prompt = str | Sequence[int] | Messages

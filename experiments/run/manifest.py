@@ -22,7 +22,7 @@ from typing import Any
 
 import schedlab
 from schedlab import core
-from schedlab.framework.writer import write_whole
+from schedlab.framework.results.writer import write_whole
 from schedlab.workloads.trace import Trace
 
 MANIFEST = "manifest.json"

@@ -19,8 +19,8 @@ from schedlab.experiments.studies.grid import Cell, Extent, Script, make_cells, 
 from schedlab.framework.cost.fit import Point
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
-from schedlab.framework.record import Recorder
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 
 MIN_PASSES = 2

@@ -23,7 +23,7 @@ MODULES = (
     "framework.block_pool",
     "framework.cost.coefficients",
     "framework.cost.model",
-    "framework.digest",
+    "framework.results.digest",
 )
 """Of the package. Their last names differ: by these a library knows the modules in it."""
 PREFIX, SUFFIX = "_core_", EXTENSION_SUFFIXES[0]
@@ -42,8 +42,8 @@ def library() -> Path:
     """The one that the sources as they are make; it need not exist."""
     content = hashlib.blake2b(digest_size=8)
     for module in MODULES:
-        content.update(source(module).read_bytes())
-        content.update(layout(module).read_bytes())
+        for part in (module.encode(), source(module).read_bytes(), layout(module).read_bytes()):
+            content.update(b"%d " % len(part) + part)
     return PACKAGE / f"{PREFIX}{content.hexdigest()}{SUFFIX}"
 
 

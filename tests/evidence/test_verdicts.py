@@ -19,7 +19,7 @@ from schedlab.experiments.analysis.statistics import t_quantile
 from schedlab.experiments.analysis.verdicts import Gate, better_when, compare_runs
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS
+from schedlab.framework.results.metrics import SUMMARY_KEYS
 
 BASE = [1.0, 2.0, 4.0, 3.0, 5.0]
 

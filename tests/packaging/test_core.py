@@ -84,7 +84,7 @@ def test_without_a_library_the_sources_run(tree):
 
 def test_a_library_of_other_sources_is_not_loaded_and_one_line_says_so(tree):
     (tree / "src/schedlab" / f"{core.PREFIX}0123456789abcdef{core.SUFFIX}").write_bytes(b"no library at all")
-    done = python("-c", f"{MODE}; import schedlab.framework.digest as d; print(d.__file__[-3:])", folder=tree)
+    done = python("-c", f"{MODE}; import schedlab.framework.results.digest as d; print(d.__file__[-3:])", folder=tree)
     assert done.stdout.split() == ["interpreted", ".py"]
     assert done.stderr.count("\n") == 1 and "make core" in done.stderr
 
@@ -143,7 +143,7 @@ def test_a_build_makes_what_changed_and_leaves_no_c_file_beside_a_source(tree):
     assert again.stdout == "" and python("-c", MODE, folder=tree).stdout == "native\n"
     assert not [path for path in tree.rglob("*.c") if path.relative_to(tree).parts[0] != "build"]
     objects = {path: path.stat().st_mtime_ns for path in tree.glob("build/core/**/*.o")}
-    with (tree / "framework/digest.py").open("a") as file:
+    with (tree / "framework/results/digest.py").open("a") as file:
         file.write("# edited\n")
     assert "schedlab runs native" in build(tree).stdout
     assert [path.stem for path, ns in objects.items() if path.stat().st_mtime_ns != ns] == ["digest"]

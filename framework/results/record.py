@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedlab.framework.digest import ALL_DECODES, Decodes, Digest, Grants, Pairs, batch_text, pairs_text
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.histogram import Histogram
-from schedlab.framework.metrics import (
+from schedlab.framework.request import NS, SLO, EngineRequest, to_ns
+from schedlab.framework.results.digest import ALL_DECODES, Decodes, Digest, Grants, Pairs, batch_text, pairs_text
+from schedlab.framework.results.histogram import Histogram
+from schedlab.framework.results.metrics import (
     MEASURED,
     MEASURED_FROM,
     STATUSES,
@@ -28,9 +29,8 @@ from schedlab.framework.metrics import (
     observed_at,
     summarise,
 )
-from schedlab.framework.request import NS, SLO, EngineRequest, to_ns
-from schedlab.framework.step_totals import StepTotals
-from schedlab.framework.tables import (
+from schedlab.framework.results.step_totals import StepTotals
+from schedlab.framework.results.tables import (
     DECISIONS,
     REQUESTS,
     SCHEMAS,
@@ -46,7 +46,7 @@ from schedlab.framework.tables import (
     to_arrays,
     to_columns,
 )
-from schedlab.framework.vllm_bench import vllm_bench
+from schedlab.framework.results.vllm_bench import vllm_bench
 
 if TYPE_CHECKING:
     from schedlab.framework.fast_forward import StandingCost
