@@ -178,6 +178,7 @@ _SIZES = (
     "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 
+
 def scaling_of(keys: dict[str, Any]) -> Scaling:
     """From a preset's mapping; `rope_type` says which."""
     kind = keys.pop("rope_type", "llama3")

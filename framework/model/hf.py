@@ -139,8 +139,8 @@ def _scaling(rope: Keys, keys: Keys) -> Scaling | None:
         return _yarn(rope, length, keys["max_position_embeddings"])
     if kind != "llama3":
         raise ModelError(f"rope_type: expected default, linear, llama3 or yarn, found {kind}")
-    factors = (_required(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    return RopeScaling(*factors, length)
+    factors = {name: _required(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    return RopeScaling(**factors, original_max_position_embeddings=length)
 
 
 def _yarn(rope: Keys, length: int, longest: int) -> YarnScaling:

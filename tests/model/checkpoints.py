@@ -50,8 +50,17 @@ VARIANTS = {
     "qwen3": ("Qwen3", {}),
     "qwen2-layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3-layers": ("Qwen3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": LAYERS}),
-    "yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-                                           "original_max_position_embeddings": 64}}),
+    "yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
     "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     **{f"group-{g}": ("Llama", _grouped(g)) for g in (1, 2, 5, 7, 8)},
 }
