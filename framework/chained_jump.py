@@ -109,10 +109,10 @@ def _extend(stretch: Stretch, engine: Engine, cost: StandingCost, limit: int) ->
 def _record(engine: Engine, decision: Decision | None, stretch: Stretch) -> None:
     """One row for the stretch: the cost inputs of its first step, and the total duration."""
     recorder, ledger, index = engine.recorder, engine.ledger, engine.num_steps
-    members, steps = ledger.cohort.members, stretch.steps
-    n, left, since = len(members), steps, stretch.begin_ns
+    steps = left = stretch.steps
+    n, since = len(ledger.cohort.members), stretch.begin_ns
     if decision is not None and decision.refusals:
-        log_decision(engine, decision, members)
+        log_decision(engine, decision)
         left, since = left - 1, stretch.second_ns
     if left:
         recorder.decode_all(index + steps - left, since, left)

@@ -71,7 +71,7 @@ class Jumper:
         engine.clock.idle_until(end)
         index = engine.num_steps
         if decision is not None and decision.refusals:
-            log_decision(engine, decision, cohort.members)
+            log_decision(engine, decision)
             if steps > 1:
                 recorder.decode_all(index + 1, first, steps - 1)
         else:
@@ -143,6 +143,9 @@ def _alike(cost: StandingCost, context: int, growth: int, steps: int, bound: str
 
 
 def stop_ns(engine: Engine, begin_ns: int) -> float:
-    """When a stretch since `begin_ns` must end: at the hold's own time, an arrival, an abort, or the window's edge."""
+    """When a stretch since `begin_ns` must end: at the hold's own time, an arrival, an abort, the horizon, or the
+    window's edge.
+    """
     assert engine.standing_until is not None
-    return min(engine.standing_until, engine.next_event_ns(), engine.recorder.next_edge_ns(begin_ns))
+    edge = engine.recorder.next_edge_ns(begin_ns)
+    return min(engine.standing_until, engine.next_event_ns(), engine.horizon_ns, edge)
