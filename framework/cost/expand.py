@@ -15,7 +15,7 @@ import numpy as np
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.tables import Columns, RunTables
+from schedlab.framework.results.tables import Columns, RunTables
 
 UNKNOWN_WITHIN = ("free_blocks", "cached_blocks", "device_us")
 """Columns that a jump does not know of each step: when blocks were taken on the way is not logged, and nothing ran."""
@@ -46,29 +46,62 @@ def expand(steps: Columns, rates: Mapping[str, Any], chained: int = 1) -> Column
     A row's steps are chains of `chained` and one of the rest, or are not chained, if that gives its duration.
     """
     repeat = steps["repeat"]
-    row = np.repeat(np.arange(len(repeat)), repeat)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+    row, within = _unrolled(repeat)
     out: Columns = {name: _taken(column, row) for name, column in steps.items() if name not in UNKNOWN_WITHIN}
     out["index"] += within
     out["context_tokens"] += within * out["decode_tokens"]
     out["scheduler_us"] = out["scheduler_us"] / repeat[row]
     out["repeat"] = np.ones_like(row)
     jumped = np.flatnonzero(repeat[row] != 1)
+    if len(jumped):
+        out["duration_ns"][jumped] = durations(steps, rates, chained, np.flatnonzero(repeat != 1))[0]
     for n in np.unique(out["decode_tokens"][jumped]):
         mine = jumped[out["decode_tokens"][jumped] == n]
-        cost = DecodeCost(Coefficients(**rates["coefficients"]), Coefficients(**rates["explained"]), int(n))
-        contexts = out["context_tokens"][mine]
-        single = (cost.base + cost.slope * contexts) >> cost.shift
-        further = (cost.further + cost.slope * contexts) >> cost.shift
-        both = np.where(within[mine] % chained == 0, single, further)
-        totals = np.bincount(row[mine], weights=both, minlength=len(repeat))
-        out["duration_ns"][mine] = np.where((totals == steps["duration_ns"])[row[mine]], both, single)
-        for at, context in zip(mine.tolist(), contexts.tolist(), strict=True):
+        cost = _cost(rates, n)
+        for at, context in zip(mine.tolist(), out["context_tokens"][mine].tolist(), strict=True):
             out["bound"][at] = cost.bound(context)
     _check(steps, out["duration_ns"], row)
     since = np.cumsum(out["duration_ns"]) - out["duration_ns"]
     out["now_ns"] += since - since[np.searchsorted(row, row)]
     return out
+
+
+def durations(
+    steps: Columns, rates: Mapping[str, Any] | None, chained: int, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each step of the jump rows `rows` takes by `rates` (ns), and whether it begins a chain, end to end.
+
+    Steps are chains of `chained` and one of the rest; single steps where these, and not the chains, give the row's
+    duration. Without rates all steps of a row take the same.
+    """
+    repeat = steps["repeat"][rows]
+    place, within = _unrolled(repeat)
+    chains = within % chained == 0
+    if not rates:
+        return np.maximum(steps["duration_ns"][rows] // repeat, 1)[place], chains
+    decodes, logged = steps["decode_tokens"][rows], steps["duration_ns"][rows]
+    contexts = steps["context_tokens"][rows][place] + within * decodes[place]
+    base, further, slope = (np.empty(len(rows), dtype=np.int64) for _ in range(3))
+    for n in np.unique(decodes):
+        cost = _cost(rates, n)
+        mine = decodes == n
+        base[mine], further[mine], slope[mine] = cost.base, cost.further, cost.slope
+    single = (base[place] + slope[place] * contexts) >> DecodeCost.shift
+    both = np.where(chains, single, (further[place] + slope[place] * contexts) >> DecodeCost.shift)
+    sums = (np.add.reduceat(values, np.flatnonzero(within == 0)) for values in (both, single))
+    by_chains, by_steps = (total == logged for total in sums)
+    alone = (by_steps & ~by_chains)[place]
+    return np.where(by_chains[place], both, single), chains | alone
+
+
+def _unrolled(repeat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each step, and its place in that row."""
+    row = np.repeat(np.arange(len(repeat)), repeat)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+
+
+def _cost(rates: Mapping[str, Any], decodes: Any) -> DecodeCost:
+    return DecodeCost(Coefficients(**rates["coefficients"]), Coefficients(**rates["explained"]), int(decodes))
 
 
 def _taken(column: Any, row: np.ndarray) -> Any:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlab.experiments import plots, series
-from schedlab.experiments.pressure import pressure
+from schedlab.experiments.analysis import plots, series
+from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.request import NS
 
 
@@ -64,45 +64,12 @@ def test_an_empty_run_has_no_curves(tmp_path):
     assert series.over_time(made_up.run(tmp_path, requests=0), 10) == {}
 
 
-class Steps:
-    """Decode steps at the given times of 10 ms each, and streams that live from one time to another."""
-
-    def __init__(self, now_ms, decodes, streams):
-        self.steps = {
-            "now_ns": np.array(now_ms) * 1_000_000,
-            "duration_ns": np.full(len(now_ms), 10_000_000),
-            "decode_requests": np.array(decodes),
-            "repeat": np.ones(len(now_ms), dtype=int),
-        }
-        self.requests = {
-            "output_tokens": np.full(len(streams), 2),
-            "first_token_s": np.array([began for began, _ in streams]) / 1e3,
-            "finished_s": np.array([ended for _, ended in streams]) / 1e3,
-        }
-
-
-def test_a_stall_is_a_gap_only_for_streams_that_live_through_it():
-    """Two decode steps, a prefill for 80 ms between them: a stall if the same stream decodes in both."""
-    lasting = Steps([0, 10, 90], [1, 0, 1], [(0, 100)])
-    when, gap = series.decode_gaps(lasting)
-    assert (when.tolist(), gap.tolist()) == ([0.1], [0.09])
-    changing = Steps([0, 10, 90], [1, 0, 1], [(0, 10), (90, 100)])
-    assert len(series.decode_gaps(changing)[0]) == 0
-
-
-def test_no_stall_is_thinned_away():
-    when, gap = np.linspace(0, 9, 5000), np.full(5000, 0.01)
-    gap[[17, 4321]] = [0.5, 0.7]
-    ends, longest = series.longest_per_bin(when, gap, 40)
-    assert len(ends) == 40 and sorted(longest)[-2:] == [0.5, 0.7]
-
-
-def test_pressure_counts_queues_and_splits(tables):
+def test_pressure_counts_queues_and_splits(tmp_path):
     """Each made-up request is granted its whole prompt at once, with two waiting."""
+    tables = made_up.run(tmp_path, requests=5)
     assert pressure(tables) == {"pressure/queue": 1.0, "pressure/split_prompts": 0}
-    tables.decisions["grants"][3] = [["r3", 5]]
+    tables.decisions["grants"][6] = [["r3", 5]]
     assert pressure(tables)["pressure/split_prompts"] == 1
-    tables.decisions["grants"][3] = [["r3", 32]]
 
 
 def test_pictures_have_units_and_survive_any_number_of_runs(tables, tmp_path):
