@@ -105,7 +105,12 @@ def _squeeze(seed: int, count: int) -> Case:
     for i in range(draw.randint(2, 3)):
         trace.append(Spec(f"r{i}", i * MS, draw.choice([60, 4, 30]), 60))
     now = draw.choice([4, 36, 45]) * MS
-    engine = {"block_size": 16, "num_blocks": draw.choice([9, 9, 11]), "max_num_batched_tokens": 256, "audit_every": 64}
+    engine: dict[str, Any] = {
+        "block_size": 16,
+        "num_blocks": draw.choice([9, 9, 11]),
+        "max_num_batched_tokens": 256,
+        "audit_every": 64,
+    }
     engine["swap_space_gib"] = draw.choice([0, 400]) * 8 / (1 << 30)
     for _ in range(count):
         now += draw.randint(1, 3) * MS
