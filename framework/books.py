@@ -110,7 +110,7 @@ class Books:
     # -- verbs --
 
     def admit(self, request: EngineRequest, quote: Quote, tokens: int) -> None:
-        """Take a slot, the hit and the blocks for `tokens` from `quote.start` on; the step has checked that they fit."""
+        """Take a slot, the hit, and blocks for `tokens` from `quote.start` on; the step has checked that they fit."""
         raise NotImplementedError
 
     def extend(self, request: EngineRequest, quote: Quote, tokens: int) -> None:

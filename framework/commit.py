@@ -16,8 +16,8 @@ from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, ending
 from schedlab.framework.policy import Admitted, Event, Preempted, Progressed
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest, State
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.step import Decision
 
 

@@ -28,8 +28,8 @@ from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
 from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
 from schedlab.framework.predictors import Predictor
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest, State
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import Source
 from schedlab.framework.step import Decision, Step
 

@@ -190,7 +190,8 @@ class Ledger(Books):
     def _identify_computed(self, request: EngineRequest) -> int:
         """Extend the request's chain over all that it has computed; returns how many blocks have identity.
 
-        Generated blocks belong to (request, position), or to the session whose next prompt will contain them.
+        Generated blocks belong to (arrival, position), whatever requests are called, or to the session whose next
+        prompt will contain them.
         """
         if not self.prefix_caching:
             return 0
@@ -198,7 +199,7 @@ class Ledger(Books):
         if whole > chain.num_blocks and request.content.shares_output:
             request.chain = request.content.chain(whole * self.block_size, self.block_size)
         elif whole > chain.num_blocks:
-            own = digest(b"request", request._request_id.encode(), b"".join(chain.keys[-1:]))
+            own = digest(b"request", b"%d" % request.order, b"".join(chain.keys[-1:]))
             added = range(chain.num_blocks, whole)
             keys, ends = [extend_key(own, b"%d" % i) for i in added], [i + 1 for i in added]
             request.chain = Chain(chain.keys + keys, chain.ends + ends)

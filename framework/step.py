@@ -42,7 +42,8 @@ class Decision:
     """What a step decides, as the engine executes it. `prefills[:decodes_at]`, `decodes`, the other prefills: batch
     order.
 
-    `decodes_all`: `decodes` are all that decode, in their order. `preempted` has the slot that each victim held; `admitted` the start of each new request. Times are ns or infinite.
+    `decodes_all`: `decodes` are all that decode, in their order. `preempted` has the slot that each victim held;
+    `admitted` the start of each new request. Times are ns or infinite.
     """
 
     __slots__ = (

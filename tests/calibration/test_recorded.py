@@ -15,16 +15,16 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import SMALL
 
 from schedlab.experiments import engines
-from schedlab.experiments.api import Experiment
+from schedlab.experiments.analysis.recorded import Agreement, decide_again, first_difference
 from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.recorded import Agreement, decide_again, first_difference
+from schedlab.experiments.run.api import Experiment
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.policy import Policy
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.step import Step
-from schedlab.framework.tables import RunTables
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from schedlab.experiments.compose import compose
 from schedlab.experiments.policy import maker, options
+from schedlab.experiments.run.compose import compose
 from schedlab.framework.policy import Policy
 from schedlab.framework.testing.behaviour import behave
 from schedlab.framework.testing.case import Guess, Subject

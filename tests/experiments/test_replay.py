@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import schedlab
-from schedlab.experiments import replay as replaying
-from schedlab.experiments.diff import Walk, batches, changes, difference, parting
-from schedlab.experiments.replay import PastRun
-from schedlab.experiments.replicates import offered_hash
+from schedlab.experiments.analysis import replay as replaying
+from schedlab.experiments.analysis.diff import Walk, batches, changes, difference, parting
+from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork

@@ -1,4 +1,4 @@
-"""A step over books that are not the engine's own: the same verbs, refusals and texts, from another's queues and pool."""
+"""A step over books that are not the engine's own: the same verbs, refusals and texts over another's queues."""
 
 import pytest
 from four import ALL

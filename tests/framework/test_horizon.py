@@ -1,4 +1,4 @@
-"""An engine that is asked to come back at a horizon goes on as if it had not stopped, and sees what was put meanwhile."""
+"""An engine that comes back at a horizon goes on as if it had not stopped, and sees what was put meanwhile."""
 
 import math
 

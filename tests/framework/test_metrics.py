@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedlab.framework import metrics
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.histogram import Histogram
-from schedlab.framework.metrics import SUMMARY_KEYS, Measurement
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO, EngineRequest
-from schedlab.framework.step_totals import BOUNDS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results import metrics
+from schedlab.framework.results.histogram import Histogram
+from schedlab.framework.results.metrics import SUMMARY_KEYS, Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.step_totals import BOUNDS
+from schedlab.framework.results.tables import RunTables
 
 MS = 1_000_000
 steady = settings(deadline=None, derandomize=True)

@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
-from schedlab.framework.digest import digest_of
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS, Measurement
-from schedlab.framework.reader import read_run
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO, EngineRequest
-from schedlab.framework.tables import SCHEMAS, RunTables
-from schedlab.framework.writer import RunWriter
+from schedlab.framework.results.digest import digest_of
+from schedlab.framework.results.metrics import SUMMARY_KEYS, Measurement
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import SCHEMAS, RunTables
+from schedlab.framework.results.writer import RunWriter
 
 MEASUREMENT = Measurement(max_num_seqs=8, num_blocks=100, slo=SLO("default", ttft_s=1.0))
 steady = settings(deadline=None, derandomize=True)
