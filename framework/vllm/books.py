@@ -21,6 +21,7 @@ from schedlab.framework.step import Decision
 from schedlab.framework.vllm.hits import Hits
 from schedlab.framework.vllm.index import BlockIndex
 
+
 class Offer(Quote):
     """A quote with what vLLM's cache lookup returned: (blocks, tokens, boundary)."""
 
@@ -355,8 +356,8 @@ class VllmBooks(Books):
     @property
     def num_cached_blocks(self) -> int:
         """Cached blocks that nobody owns: those listed, less the full ones that are owned."""
-        members, size = self.decode_set, self.block_size
-        whole = len(members.needing_block()) + sum(r._computed % size == 0 for r in (*self.prompts.requests, *self.ending))
+        others = (*self.prompts.requests, *self.ending)
+        whole = len(self.decode_set.needing_block()) + sum(r._computed % self.block_size == 0 for r in others)
         tails = len(self.running) + len(self.ending) - whole
         owned = self.pool.num_gpu_blocks - 1 - self.num_free_blocks
         return max(self.index.num_listed - (owned - tails), 0) if self.kv.enable_caching else 0

@@ -70,7 +70,9 @@ class Hits:
 
     def _most(self, theirs: Any) -> int:
         """Blocks that a hit has at most: the last token is computed in any case."""
-        return min((theirs.num_tokens - 1) // self._block_size, len(theirs.block_hashes))
+        if not self._kv.prefix_cache_lookup_enabled(theirs):
+            return 0
+        return int(min((theirs.num_tokens - 1) // self._block_size, len(theirs.block_hashes)))
 
     def _forget(self, request: EngineRequest, watched: Watched) -> None:
         for key in watched.keys:
@@ -106,6 +108,8 @@ class Hits:
 
     def start_computing(self, request: EngineRequest, theirs: Any, hit: int) -> None:
         """An admitted request will publish the blocks of its prompt beyond its `hit`."""
+        if not self._kv.enable_caching:
+            return
         hashes = theirs.block_hashes[hit : request.num_prompt_tokens // self._block_size]
         self._promised[request] = hashes[::-1]
         for block_hash in hashes:

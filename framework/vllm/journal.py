@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.step import Decision
 from schedlab.framework.vllm.books import VllmBooks
 

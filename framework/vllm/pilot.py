@@ -50,9 +50,9 @@ class Pilot:
 
     def _check(self, decision: Decision, in_flight: bool) -> None:
         granted = decision.prefills or decision.decodes
-        if decision.hold_until_ns is not None and (
-            decision.prefills or decision.preempted or decision.idle_until_ns is not None or not decision.decodes_all
-        ):
+        decodes_all = decision.decodes_all or (in_flight and not self.books.decode_set.members)  # the last ones fly
+        other = decision.prefills or decision.preempted or decision.idle_until_ns is not None
+        if decision.hold_until_ns is not None and (other or not decodes_all):
             raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
         if decision.idle_until_ns is not None:
             if granted:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 from vllm import __version__
@@ -69,7 +68,12 @@ class Repeated:
         """It has started when the policy was asked."""
 
     def tokens(self, request_id: str) -> int:
+        """What was granted to the request."""
         return self._prefills.get(request_id, self._nothing)[0]
+
+    def expected(self, request_ids: list[str]) -> dict[str, int]:
+        """The same of all that were granted something."""
+        return dict.fromkeys(request_ids, 1) | {name: tokens for name, (tokens, _) in self._prefills.items()}
 
     def get_computed_blocks(self, request: Any, *_: Any, **__: Any) -> Any:
         return self._prefills[request.request_id][1].found
@@ -108,7 +112,7 @@ class Steered:
         self._repeated: Repeated | None = None
         self.num_fallbacks = 0
         if self._pilot is not None:
-            self.waiting = ArrivalQueue(self._place)
+            self.waiting: Any = ArrivalQueue(self._place)
 
     def now_ns(self) -> int:
         """Nanoseconds since this scheduler was made, or since `start_clock`."""
@@ -158,7 +162,7 @@ class Steered:
         if theirs.resumable:
             raise ConfigError("a prompt that is streamed in cannot be scheduled by a schedlab policy")
         extra_args = theirs.sampling_params.extra_args or {}
-        request = self._offered.pop(extra_args.get("schedlab_offered"), None)
+        request = self._offered.pop(str(extra_args.get("schedlab_offered")), None)
         if request is None:
             arrival_ns = max(round((theirs.arrival_time - self._zero[1]) * 1e9), 0)
             request = request_of(theirs, arrival_ns, self._books.block_size)
@@ -232,7 +236,7 @@ class Steered:
             if not self._flying:
                 time.sleep(min(left_s, NAP_S))
             return self._execute(Decision(now_ns)), Decision(now_ns)
-        self.kv_cache_manager.new_step_starts()  # type: ignore[has-type]
+        self.kv_cache_manager.new_step_starts()
         try:
             decision = pilot.decide(self.current_step + 1, self._budget, bool(self._flying))  # type: ignore[attr-defined]
         except PolicyError as error:
@@ -256,11 +260,10 @@ class Steered:
         """vLLM's own `schedule` over what was granted, and nothing else."""
         books, theirs = self._books, self._books.theirs
         repeated = Repeated(self.kv_cache_manager, books.prefills_of(decision))  # type: ignore[has-type]
-        granted = [theirs[r] for r in batch_order(decision)]
-        admitted = [theirs[r] for r in decision.admitted]
-        running = [t for t in granted if t not in admitted] if admitted else list(granted)
+        order, admitted = batch_order(decision), [theirs[r] for r in decision.admitted]
+        running = [theirs[r] for r in order if r not in decision.admitted]
         kept = self.running, self.waiting, self.kv_cache_manager  # type: ignore[has-type]
-        self.running, self.waiting = running, Granted(t for t in granted if t in admitted)
+        self.running, self.waiting = running, Granted(admitted)
         self.kv_cache_manager = self._repeated = repeated
         try:
             out = super().schedule()  # type: ignore[misc]
@@ -269,7 +272,7 @@ class Steered:
             self._repeated = None
         self.running += admitted
         self.waiting.remove_requests(admitted)
-        expected = {t.request_id: repeated.tokens(t.request_id) for t in granted}
+        expected = repeated.expected([theirs[r].request_id for r in order])
         assert out.num_scheduled_tokens == expected, f"granted {expected}, vLLM scheduled {out.num_scheduled_tokens}"
         return out
 

@@ -1,4 +1,4 @@
-"""What a vLLM engine is told about its policy: a mapping in `additional_config["schedlab"]`, or JSON in the environment.
+"""What a vLLM engine is told about its policy: a mapping in `additional_config["schedlab"]`, or JSON in a variable.
 
     {"_target_": "schedlab.policies.fair.Fair", "chunk_size": 256, "predictor": {"_target_": …}, "publish": "commit"}
 

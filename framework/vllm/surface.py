@@ -21,6 +21,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "kv_cache_manager": (
         "allocate_slots", "get_computed_blocks", "get_blocks", "get_block_ids", "cache_blocks", "evict_blocks", "free",
         "block_pool", "watermark_blocks", "enable_caching", "empty_kv_cache_blocks", "new_step_starts",
+        "prefix_cache_lookup_enabled",
     ),
     "kv_cache_manager.block_pool": (
         "cached_block_hash_to_block", "get_num_free_blocks", "free_blocks", "blocks", "num_gpu_blocks",
