@@ -12,6 +12,7 @@ import numpy as np
 
 from schedlab.experiments.capacity import Capacity, Study
 from schedlab.experiments.table import slo_line
+from schedlab.experiments.verdicts import EFFECT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +34,8 @@ def row(found: Capacity) -> list[str]:
     verdict = found.verdict
     if verdict == "inconclusive":
         verdict += f" (about {found.needed:,} replicates needed)" if found.needed else " (more than 10,000 needed)"
+    elif verdict == "small":
+        verdict = f"below {EFFECT:.0%}"
     return [
         found.policy,
         UNKNOWN if found.mean is None else f"{found.mean:.3g}",
