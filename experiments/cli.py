@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedlab.experiments import evidence, evidence_commands, reproduce
+import schedlab
+from schedlab import core
+from schedlab.experiments.analysis import evidence, evidence_commands
 from schedlab.experiments.policy_cli import policies
+from schedlab.experiments.studies import reproduce
 from schedlab.framework.errors import ConfigError, SchedlabError
 
 if TYPE_CHECKING:
@@ -42,12 +45,21 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy 
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
+@app.callback(invoke_without_command=True)
+def program(
+    version: Annotated[bool, typer.Option("--version", help="Tell it, and whether the core is compiled.")] = False,
+) -> None:
+    if version:
+        print(f"schedlab {schedlab.__version__} ({core.mode()})")
+        raise typer.Exit()
+
+
 def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
     """Make `task` a command: everything after its name goes to Hydra, and `task` gets the composed config."""
 
     @app.command(task.__name__, help=task.__doc__, context_settings=dict(FORWARDS), add_help_option=False)
     def command(context: typer.Context) -> None:
-        from schedlab.experiments.compose import run_with_overrides
+        from schedlab.experiments.run.compose import run_with_overrides
 
         run_with_overrides(task, context.args, task.__name__)
 
@@ -57,7 +69,7 @@ def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig],
 @takes_overrides
 def run(config: DictConfig) -> float | list[float] | None:
     """Run one experiment, or a sweep with -m."""
-    from schedlab.experiments.run import run_job
+    from schedlab.experiments.run.job import run_job
 
     return run_job(config)
 
@@ -65,7 +77,7 @@ def run(config: DictConfig) -> float | list[float] | None:
 @takes_overrides
 def roofline(config: DictConfig) -> None:
     """Show what bounds four typical steps of a model on a machine, and what would make them faster."""
-    from schedlab.experiments.roofline_command import roofline_job
+    from schedlab.experiments.studies.roofline_command import roofline_job
 
     roofline_job(config)
 
@@ -73,7 +85,7 @@ def roofline(config: DictConfig) -> None:
 @takes_overrides
 def calibrate(config: DictConfig) -> None:
     """Measure an engine's steps on this machine and fit their cost, for engine=virtual profile=FILE."""
-    from schedlab.experiments.calibrate import calibrate_job
+    from schedlab.experiments.studies.calibrate import calibrate_job
 
     calibrate_job(config)
 
@@ -81,7 +93,7 @@ def calibrate(config: DictConfig) -> None:
 @takes_overrides
 def fidelity(config: DictConfig) -> None:
     """Compare the virtual clock with the real engine on this machine, below and above saturation."""
-    from schedlab.experiments.fidelity import fidelity_job
+    from schedlab.experiments.studies.fidelity import fidelity_job
 
     fidelity_job(config)
 
@@ -89,7 +101,7 @@ def fidelity(config: DictConfig) -> None:
 @takes_overrides
 def capacity(config: DictConfig) -> None:
     """Find the highest rate at which policies meet their SLO, and draw goodput against rate."""
-    from schedlab.experiments.capacity import capacity_job
+    from schedlab.experiments.studies.capacity import capacity_job
 
     capacity_job(config)
 
@@ -97,7 +109,7 @@ def capacity(config: DictConfig) -> None:
 @app.command(context_settings=dict(FORWARDS), add_help_option=False)
 def generate(context: typer.Context) -> None:
     """Continue prompts: schedlab generate "Once upon a time" model=smollm2 key=value …"""
-    from schedlab.experiments.generate import generate as generate_from
+    from schedlab.experiments.run.generate import generate as generate_from
 
     generate_from(context.args)
 
@@ -126,6 +138,8 @@ TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory
 Format = Annotated[str | None, typer.Option(help="of the file; detected by its keys when left out")]
 IdTokens = Annotated[int | None, typer.Option(help="tokens that one block id of the trace stands for")]
 TimeUnit = Annotated[str | None, typer.Option(help="of numeric times: ns, us, ms or s")]
+ColumnNames = Annotated[list[str] | None, typer.Option(help="of format table, ours=the file's: arrival=ts; repeatable")]
+PriorityOrder = Annotated[str, typer.Option(help="of a priority column: larger_first or smaller_first")]
 
 
 @traces.command()
@@ -136,13 +150,18 @@ def info(
     block_size: Annotated[int, typer.Option(help="tokens of a KV block")] = 16,
     id_tokens: IdTokens = None,
     time_unit: TimeUnit = None,
+    columns: ColumnNames = None,
+    priority_order: PriorityOrder = "larger_first",
     plot: Annotated[Path | None, typer.Option(help="a PNG of arrivals and lengths")] = None,
 ) -> None:
     """One screen on a trace: rows, span, rate, lengths, sessions, prefix reuse, odd rows."""
     from schedlab.experiments import trace
     from schedlab.workloads.options import ReadOptions
 
-    options = ReadOptions(time_unit=time_unit, block_size=id_tokens, keep_failed=True, keep_empty=True)
+    options = ReadOptions(
+        time_unit=time_unit, block_size=id_tokens, keep_failed=True, keep_empty=True,
+        columns=trace.column_names(columns or ()), priority_order=priority_order,
+    )  # fmt: skip
     trace.info(file, format, num_blocks=num_blocks, block_size=block_size, plot=plot, options=options)
 
 
@@ -154,6 +173,8 @@ def convert(
     format: Format = None,
     id_tokens: IdTokens = None,
     time_unit: TimeUnit = None,
+    columns: ColumnNames = None,
+    priority_order: PriorityOrder = "larger_first",
     max_requests: int | None = None,
     time_scale: Annotated[float, typer.Option(help="multiplies recorded times")] = 1.0,
 ) -> None:
@@ -161,7 +182,10 @@ def convert(
     from schedlab.experiments import trace
     from schedlab.workloads.options import ReadOptions
 
-    options = ReadOptions(time_unit=time_unit, block_size=id_tokens)
+    options = ReadOptions(
+        time_unit=time_unit, block_size=id_tokens, columns=trace.column_names(columns or ()),
+        priority_order=priority_order,
+    )  # fmt: skip
     trace.convert(file, out, to, format, options=options, max_requests=max_requests, time_scale=time_scale)
 
 
@@ -187,8 +211,8 @@ def bench(
     n_jobs: Annotated[int, typer.Option(help="processes; -1: as many as there are processors")] = -1,
 ) -> None:
     """Every policy on fixed cells of traffic, load and SLO: one normalised table."""
-    from schedlab.experiments.leaderboard import bench as run_bench
-    from schedlab.experiments.pool import processes_for
+    from schedlab.experiments.studies.leaderboard import bench as run_bench
+    from schedlab.experiments.sweep.pool import processes_for
 
     run_bench(policy, traffic, out, runs, processes_for(n_jobs, "--n-jobs"))
 
@@ -196,7 +220,7 @@ def bench(
 @app.command()
 def completion(shell: Annotated[str, typer.Argument(help="bash or zsh")]) -> None:
     """Script for the shell: eval "$(schedlab completion bash)" in ~/.bashrc."""
-    from schedlab.experiments.completion import script
+    from schedlab.experiments.run.completion import script
 
     print(script(shell), end="")
 
@@ -204,7 +228,7 @@ def completion(shell: Annotated[str, typer.Argument(help="bash or zsh")]) -> Non
 @app.command(hidden=True)
 def complete(line: Annotated[str, typer.Argument(help="up to the cursor")]) -> None:
     """What the last word of a command line may become; for the script of `completion`."""
-    from schedlab.experiments.completion import candidates
+    from schedlab.experiments.run.completion import candidates
 
     print(*candidates(line, typer.main.get_command(app)), sep="\n")
 

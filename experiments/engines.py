@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.checks import check_arguments
+from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
@@ -222,7 +222,7 @@ def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[s
     With `path`, the shape is that of the checkpoint's config.json.
     """
     if isinstance(model, str):
-        from schedlab.experiments.compose import preset
+        from schedlab.experiments.run.compose import preset
 
         model = {"path": model} if "/" in model else preset("model", model)
     extras = {key: model[key] for key in MODEL_EXTRAS if key in model}
@@ -240,7 +240,7 @@ def roofline_of(model: str | Mapping[str, Any], dtype: str) -> Roofline:
 def hardware_preset(hardware: str | Hardware) -> Hardware:
     if isinstance(hardware, Hardware):
         return hardware
-    from schedlab.experiments.compose import preset
+    from schedlab.experiments.run.compose import preset
 
     keys = dict(preset("hardware", hardware))
     keys.pop("_target_")

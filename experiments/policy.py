@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 import schedlab
-from schedlab.experiments import compose
-from schedlab.experiments.checks import check_arguments
+from schedlab.experiments.run import compose
+from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 

@@ -39,7 +39,7 @@ def new(
 )
 def check(context: typer.Context) -> None:
     """Try the contract's properties on a policy: schedlab policy check policy=NAME check.seconds=25"""
-    from schedlab.experiments.compose import run_with_overrides
     from schedlab.experiments.policy import check_job
+    from schedlab.experiments.run.compose import run_with_overrides
 
     run_with_overrides(check_job, context.args, "policy check")

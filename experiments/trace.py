@@ -5,14 +5,14 @@ Knows how to print and plot; reading, statistics and writing are in workloads/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from schedlab.experiments import compose
+from schedlab.experiments.run import compose
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS
 from schedlab.workloads.options import ReadOptions
@@ -36,7 +36,6 @@ WRITERS: dict[str, Callable[[Trace, Path], None]] = {
     "vidur": write_vidur,
     "offered": write_offered,
 }
-OFFERED = "workload.jsonl.gz"
 
 
 def info(
@@ -49,7 +48,7 @@ def info(
     the arrivals over time and the lengths.
     """
     options = options or ReadOptions(keep_failed=True, keep_empty=True)
-    trace = load(path, format, options)
+    trace = read(path, format, options)
     show = (console or Console(highlight=False)).print
     show(f"[bold]{path}[/bold]")
     show(f"format {trace.provenance.format}, origin {trace.provenance.origin}, sha256 {trace.provenance.sha256}")
@@ -64,11 +63,12 @@ def info(
         show(f"plot: {plot}")
 
 
-def load(path: str | Path, format: str | None, options: ReadOptions) -> Trace:
-    """The trace in a file, or the offered workload of a run directory."""
-    path = Path(path)
-    inside = path / OFFERED
-    return read(inside if inside.exists() else path, format, options)
+def column_names(words: Iterable[str]) -> dict[str, str]:
+    """`ours=theirs` words as the columns of a table."""
+    pairs = [word.partition("=") for word in words]
+    if wrong := next((ours for ours, equals, theirs in pairs if not (ours and equals and theirs)), None):
+        raise ConfigError(f"--columns {wrong}: expected ours=theirs, as in --columns arrival=ts")
+    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
 
 
 def figures(trace: Trace) -> Table:
@@ -149,7 +149,7 @@ def convert(
 
     What the target cannot say is an error or is told: nothing is left out silently.
     """
-    trace = load(path, format, options or ReadOptions())
+    trace = read(path, format, options or ReadOptions())
     if max_requests is not None:
         trace = first_requests(trace, max_requests)
     if max_length is not None:

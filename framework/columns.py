@@ -77,8 +77,7 @@ class Columns:
 
     def inputs(self, batch: Batch, cohort: DecodeCohort) -> Inputs:
         """The ragged arrays of `batch`, before its commit."""
-        everyone = batch.decodes is cohort.members or batch.decodes == cohort.members
-        if everyone and not batch.prefills:
+        if batch.decodes_all and not batch.prefills:
             rows = self._moved_on(cohort) if batch.steps == 1 else self._chained(cohort, batch.steps)
             return self._decode_only(batch, rows)
         for request, _, _ in batch.prefills:

@@ -16,8 +16,8 @@ from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, ending
 from schedlab.framework.policy import Admitted, Event, Preempted, Progressed
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest, State
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.step import Decision
 
 
@@ -89,9 +89,11 @@ class Commit:
         cohort = self.ledger.cohort
         split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
         decoded = batch.decodes + split if split else batch.decodes
-        if decoded:
-            for _ in range(batch.steps):  # a chain's tokens all became visible now
-                self._advance(decoded, now)
+        for _ in range(batch.steps if decoded else 0):  # a chain's tokens all became visible now
+            if batch.decodes_all and not split:
+                self._advance_all(now)
+            else:
+                self._advance_only(decoded, now)
         ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
         if self.observe is not None:
             prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
@@ -104,14 +106,15 @@ class Commit:
             if (state := self._ended(request, emitted_K)) is not None
         ]
 
-    def _advance(self, decoded: list[EngineRequest], now: int) -> None:
-        """`decoded` each computed and emitted a token."""
+    def _advance_all(self, now: int) -> None:
+        """All of decoding computed and emitted a token."""
+        for gap_ns, count in self.gaps(now):
+            self.recorder.gap(gap_ns, count)
+        self.ledger.cohort.advance(now)
+
+    def _advance_only(self, decoded: list[EngineRequest], now: int) -> None:
+        """`decoded` each computed and emitted a token; others that decode did not."""
         cohort = self.ledger.cohort
-        if decoded is cohort.members or decoded == cohort.members:
-            for gap_ns, count in self.gaps(now):
-                self.recorder.gap(gap_ns, count)
-            cohort.advance(now)
-            return
         for request in decoded:
             self.recorder.gap(now - cohort.stragglers.get(request, cohort.emitted_ns), 1)
         cohort.advance_only(decoded, now)
@@ -155,7 +158,7 @@ class Commit:
     def _ended_by_length(self, batch: Batch, ended: list[EngineRequest]) -> list[tuple[EngineRequest, State]]:
         """Without tokens only lengths end requests: those of `ended`, and whom the cohort knows to be done."""
         finished = self.ledger.cohort.take_finished()
-        if ended or (len(finished) > 1 and batch.decodes is not self.ledger.cohort.members):
+        if ended or (len(finished) > 1 and not batch.decodes_all):
             place = {request: i for i, request in enumerate(batch.requests())}
             finished = sorted(finished + ended, key=place.__getitem__)
         return [(request, ending(request, self.config)) for request in finished]

@@ -28,8 +28,8 @@ from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
 from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
 from schedlab.framework.predictors import Predictor
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest, State
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import Source
 from schedlab.framework.step import Decision, Step
 
@@ -71,11 +71,13 @@ class Engine:
         self.ledger = self._allocate()
         self.columns = self._columns() if executor.needs_inputs else None
         self.standing_until: float | None = None  # a held decision stands before this time; None: ask the policy
+        self.horizon_ns: float = math.inf  # where the caller of `step` wants the engine back
+        self._idle_until_ns: float | None = None  # what the policy chose, while nothing that would wake it has happened
         self._observe = self._tell if type(policy).observe is not Policy.observe else None
         self._requests: dict[str, EngineRequest] = {}
         self._aborts: list[tuple[int, int, EngineRequest]] = []
         self._abort_ids: list[str] = []
-        self._arrival_ns = self._next_arrival()
+        self._arrival_ns = math.inf
         self._served: dict[str, int] = {}
         self._demanded: dict[str, int] = {}
         self._boundaries = 0
@@ -131,15 +133,25 @@ class Engine:
             if on_step is not None:
                 on_step(self)
 
-    def step(self) -> bool:
-        """One boundary and one step (or one jump over standing steps); False when nothing is left to do."""
+    def step(self, horizon_ns: float = math.inf) -> bool:
+        """One boundary and one step (or one jump over standing steps); False when nothing is left to do.
+
+        At `horizon_ns` the caller may want to put further requests into the source: a jump ends with the step that
+        reaches it, and idle time passes no further; the next call goes on with either as if it had not stopped.
+        """
+        self.horizon_ns = horizon_ns
         now = self.clock.boundary()
         if self._aborts or self._abort_ids:
             self._take_aborts(now)
+        self._arrival_ns = self._next_arrival()
         while now >= self._arrival_ns:  # what ends on arrival may bring another arrival of this instant
             self._take_arrivals(now)
         if not self._requests:
             return self._await_arrival()
+        if self._idle_until_ns is not None and now < self._idle_until_ns:
+            self._check_wakes(self._idle_until_ns, now)
+            self._pass_time(self._idle_until_ns)
+            return True
         self._boundaries += 1
         if self._boundaries % self.config.audit_every == 0:
             self.audit()
@@ -153,6 +165,7 @@ class Engine:
         """`request` becomes visible now: it waits, or is rejected if it can never fit."""
         if request._request_id in self._requests:
             raise ConfigError(f"request {request._request_id}: a request of this name is already in the engine")
+        self._idle_until_ns = None
         reason = never_fits(request, self.config)
         if reason is not None:
             request.reason = reason
@@ -183,9 +196,9 @@ class Engine:
     def _take_arrivals(self, now: int) -> None:
         for request in self.source.pop(now):
             self.submit(request)
-        self._arrival_ns = self._next_arrival()
         if self._aborts:
             self._take_aborts(now)  # what was withdrawn before it became visible is never scheduled
+        self._arrival_ns = self._next_arrival()
         if self._arrival_ns == math.inf:
             self.recorder.last_arrival(now, self._tokens_served(), self._demanded)
 
@@ -196,7 +209,7 @@ class Engine:
     def _await_arrival(self) -> bool:
         if self._arrival_ns == math.inf:
             return False
-        self.clock.idle_until(int(self._arrival_ns))
+        self.clock.idle_until(int(min(self._arrival_ns, self.horizon_ns)))
         return True
 
     def _take_aborts(self, now: int) -> None:
@@ -211,6 +224,7 @@ class Engine:
     def _withdraw(self, request: EngineRequest, now: int) -> None:
         if self._requests.get(request._request_id) is not request:
             return
+        self._idle_until_ns = None
         self._leave(request, "aborted", now)
         if self._observe is not None:
             self._observe(Aborted(request))
@@ -242,7 +256,7 @@ class Engine:
         self._execute(step.close(), 0.0 if self.clock.measures else self.modelled_us, self._chain())
 
     def _ask(self, now: int) -> None:
-        self.standing_until = None
+        self.standing_until = self._idle_until_ns = None
         self.clock.start()
         step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
         scheduler_us = self._schedule(step)
@@ -299,16 +313,16 @@ class Engine:
         if decision.idle_until_ns is not None:
             if decision.prefills or decision.decodes:
                 raise PolicyError(self.name, "granted tokens and called idle_until in one step")
-            until_ns, now_ns = decision.idle_until_ns, decision.now_ns
-            if until_ns <= now_ns or min(until_ns, self.next_event_ns()) == math.inf:
-                raise PolicyStalled(self.name, f"idle_until({until_ns / 1e9} s) at {now_ns / 1e9} s never wakes")
+            self._check_wakes(decision.idle_until_ns, decision.now_ns)
         elif not (decision.prefills or decision.decodes):
             raise PolicyStalled(self.name, "granted nothing and did not idle: " + self._head_lacks(decision))
 
+    def _check_wakes(self, until_ns: float, now_ns: int) -> None:
+        if until_ns <= now_ns or min(until_ns, self.next_event_ns(), self.horizon_ns) == math.inf:
+            raise PolicyStalled(self.name, f"idle_until({until_ns / 1e9} s) at {now_ns / 1e9} s never wakes")
+
     def _check_held(self, decision: Decision) -> None:
-        decodes, members = decision.decodes, self.ledger.cohort.members
-        all_decode = decodes and (decodes is members or decodes == members)
-        if decision.prefills or decision.preempted or decision.idle_until_ns is not None or not all_decode:
+        if decision.prefills or decision.preempted or decision.idle_until_ns is not None or not decision.decodes_all:
             self._check(decision)
             raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
 
@@ -340,22 +354,27 @@ class Engine:
             duration = self.clock.now() - decision.now_ns
         journal.log_step(self, decision, batch, replace(result, bound=None), duration, 0.0)
         self.commit.move(decision)
-        wake = min(decision.idle_until_ns, self.next_event_ns())
+        self._idle_until_ns = decision.idle_until_ns
+        self._pass_time(decision.idle_until_ns)
+
+    def _pass_time(self, until_ns: float) -> None:
+        """Idle until `until_ns`, until something happens, or up to the horizon, whichever comes first."""
+        wake = min(until_ns, self.next_event_ns(), self.horizon_ns)
         if self.clock.now() < wake:
             self.clock.idle_until(int(wake))
 
     def _batch(self, decision: Decision, steps: int = 1) -> Batch:
         ledger, decodes = self.ledger, decision.decodes
         cohort = ledger.cohort
-        if decodes is cohort.members:
-            context = cohort.total_base + len(decodes) * (cohort.tick + 1)
+        if decision.decodes_all:
+            context = cohort.context + len(decodes)
             decodes = list(decodes) if decision.prefills else decodes  # members change when a prompt is done
         else:
             context = sum([request.num_computed_tokens for request in decodes]) + len(decodes)
         tokens = sum([prefill.tokens for prefill in decision.prefills]) if decision.prefills else 0
         batch = Batch(
             decision.prefills, decodes, decision.decodes_at, tokens, context, ledger.copies_out, ledger.copies_in,
-            steps=steps,
+            steps=steps, decodes_all=decision.decodes_all,
         )  # fmt: skip
         if self.columns is not None:
             self._fill_inputs(decision, batch, self.columns)
@@ -392,7 +411,6 @@ class Engine:
         request.finished_ns = now
         self.recorder.request(request)
         self.source.finished(request, now)
-        self._arrival_ns = self._next_arrival()
 
     def _tokens_served(self) -> dict[str, int]:
         served = dict(self._served)

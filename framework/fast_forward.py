@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from schedlab.framework.journal import log_decision
 from schedlab.framework.limits import ending
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.step import Decision
 
 if TYPE_CHECKING:
@@ -70,15 +71,16 @@ class Jumper:
         engine.clock.idle_until(end)
         index = engine.num_steps
         if decision is not None and decision.refusals:
-            log_decision(engine, decision, cohort.members)
+            log_decision(engine, decision)
             if steps > 1:
                 recorder.decode_all(index + 1, first, steps - 1)
         else:
             recorder.decode_all(index, now, steps)
-        recorder.step(
+        row = StepRow(
             index, steps, now, end - now, 0, n, 0, n, context, len(ledger.running), len(ledger.waiting), free, unowned,
-            0, bound, engine.modelled_us * steps, free * (first - now) + free_block_ns, free_min,
+            0, bound, engine.modelled_us * steps,
         )  # fmt: skip
+        recorder.step(row, free * (first - now) + free_block_ns, free_min)
         for gap_ns, count in first_gaps:
             recorder.gap(gap_ns, count)
         if shared:
@@ -141,6 +143,9 @@ def _alike(cost: StandingCost, context: int, growth: int, steps: int, bound: str
 
 
 def stop_ns(engine: Engine, begin_ns: int) -> float:
-    """When a stretch since `begin_ns` must end: at the hold's own time, an arrival, an abort, or the window's edge."""
+    """When a stretch since `begin_ns` must end: at the hold's own time, an arrival, an abort, the horizon, or the
+    window's edge.
+    """
     assert engine.standing_until is not None
-    return min(engine.standing_until, engine.next_event_ns(), engine.recorder.next_edge_ns(begin_ns))
+    edge = engine.recorder.next_edge_ns(begin_ns)
+    return min(engine.standing_until, engine.next_event_ns(), engine.horizon_ns, edge)

@@ -17,7 +17,7 @@ import numpy as np
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import EngineRequest
-from schedlab.framework.tables import integers
+from schedlab.framework.results.tables import integers
 
 if TYPE_CHECKING:
     from schedlab.framework.step import Decision

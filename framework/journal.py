@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from schedlab.framework.batch import Batch
 from schedlab.framework.executor import StepResult
-from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.step import Decision
 
 if TYPE_CHECKING:
@@ -20,25 +20,23 @@ def log_step(
     engine: Engine, decision: Decision, batch: Batch, result: StepResult, duration_ns: int, scheduler_us: float
 ) -> None:
     """One decision row and one step row; called after execution and before the commit changes the books."""
-    log_decision(engine, decision, batch.decodes, batch.steps)
+    log_decision(engine, decision, batch.steps)
     decodes, prefills, ledger = batch.decodes, batch.prefills, engine.ledger
     context = batch.decode_context
     for _, start, count in prefills:
         context += start + count
-    engine.recorder.step(
+    engine.recorder.step(StepRow(
         engine.num_steps, batch.steps, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills),
         len(decodes), context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free,
         ledger.cache.num_unowned,
-        len(batch.copies_out) + len(batch.copies_in), result.bound, scheduler_us, device_us=result.device_us,
-    )  # fmt: skip
+        len(batch.copies_out) + len(batch.copies_in), result.bound, scheduler_us, result.device_us,
+    ))  # fmt: skip
     engine.num_steps += batch.steps
 
 
-def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest], steps: int = 1) -> None:
+def log_decision(engine: Engine, decision: Decision, steps: int = 1) -> None:
     """The decision row: what was granted and preempted, and what was refused. A chain decides all its steps at once."""
-    members = engine.ledger.cohort.members
-    all_decoded = bool(decodes) and (decodes is members or decodes == members)
-    if all_decoded and not (decision.prefills or decision.preempted or decision.refusals):
+    if decision.decodes_all and not (decision.prefills or decision.preempted or decision.refusals):
         engine.recorder.decode_all(engine.num_steps, decision.now_ns, steps)
         return
     grants, starts = [], []
@@ -51,7 +49,7 @@ def log_decision(engine: Engine, decision: Decision, decodes: list[EngineRequest
         decision.now_ns,
         [(victim._request_id, mode) for victim, mode, _ in decision.preempted] if decision.preempted else [],
         grants,
-        "all" if all_decoded else [request._request_id for request in decodes] if decodes else [],
+        "all" if decision.decodes_all else [request._request_id for request in decision.decodes],
         decision.decodes_at,
         decision.refusals,
         None if idle is None or math.isinf(idle) else int(idle),

@@ -266,3 +266,8 @@ class EngineRequest(Request):
         self.lost_tokens = 0  # computed before the last preemption by recompute
         self.swaps = 0
         self.reason: str | None = None
+
+    def mirror(self, state: State, num_tokens: int, num_computed_tokens: int) -> None:
+        """Take over what another engine, whose books are not `Ledger`, says of this request now."""
+        assert self._cadence is STILL, "only a request that is counted by itself can be told its counts"
+        self._state, self._tokens, self._computed = state, num_tokens, num_computed_tokens

@@ -1,7 +1,8 @@
 """Urgent requests first: they overtake in the queue, and throw out running requests of strictly lower priority.
 
 Source: priority scheduling of vLLM (`--scheduling-policy priority`), with the preemption of running requests that its
-users ask for. Strict inequality keeps equals from throwing each other out for ever.
+users ask for. The larger priority is the more urgent, where vLLM serves the smaller first. Strict inequality keeps
+equals from throwing each other out for ever.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Opening trace files: compression by content, text as UTF-8, every fault as one line that names the file.
 
-Knows bytes and lines; knows no trace format.
+Knows bytes and lines; knows no trace format. A file that ends within a line, as that of a killed writer, is read up to
+the line above.
 """
 
 from __future__ import annotations
@@ -11,12 +12,66 @@ import io
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, cast
 
 from schedlab.framework.errors import TraceError
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_NO_TEXT = {
+    b"version https://git-lfs.": "is a Git LFS pointer in place of the data; fetch them with git lfs pull",
+    b"PK\x03\x04": "is a zip archive; unpack it and name the file inside",
+    b"BZh": "is compressed by bzip2; unpack it, or pack it with gzip or zstd",
+    b"\xfd7zXZ": "is compressed by xz; unpack it, or pack it with gzip or zstd",
+    b"7z\xbc\xaf": "is a 7z archive; unpack it and name the file inside",
+    b"PAR1": "is parquet, which format=table reads",
+}
+"""How files that are no text begin, and what to do about them."""
+_cuts: ContextVar[list[str] | None] = ContextVar("cuts", default=None)
+
+
+class Lines:
+    """The lines of an open text, in order. Where a compressed file ends early they end with the last whole one.
+
+    Once the last line is given, `torn` says whether the file ended within it.
+    """
+
+    def __init__(self, path: Path, text: IO[str]) -> None:
+        self._path, self._text = path, text
+        self.torn = False
+
+    def __iter__(self) -> Iterator[str]:
+        before: str | None = None
+        try:
+            for line in self._text:
+                if before is not None:
+                    yield before
+                before = line
+        except EOFError:
+            note_cut(f"{self._path}: the compressed file ends early; read up to its last whole line")
+        if before is not None:
+            self.torn = not before.endswith(("\n", "\r"))
+            yield before
+
+
+@contextmanager
+def collected_cuts() -> Iterator[list[str]]:
+    """What `note_cut` is told in here."""
+    cuts: list[str] = []
+    token = _cuts.set(cuts)
+    try:
+        yield cuts
+    finally:
+        _cuts.reset(token)
+
+
+def note_cut(what: str) -> None:
+    """A file ends in the middle of a row and was read up to the row above; an error where nobody collects that."""
+    cuts = _cuts.get()
+    if cuts is None:
+        raise TraceError(what)
+    cuts.append(what)
 
 
 @contextmanager
@@ -37,11 +92,14 @@ def open_text(path: str | Path) -> Iterator[IO[str]]:
 
 def _open_bytes(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
-        magic = file.read(4)
-    if magic.startswith(_GZIP):
+        head = file.read(32)
+    if head.startswith(_GZIP):
         return cast(IO[bytes], gzip.open(path, "rb"))
-    if magic == _ZSTD:
+    if head.startswith(_ZSTD):
         return _open_zstd(path)
+    for magic, what in _NO_TEXT.items():
+        if head.startswith(magic):
+            raise TraceError(f"{path}: {what}")
     return path.open("rb")
 
 
@@ -65,6 +123,10 @@ def sha256(path: str | Path) -> str:
 def at_row(path: str | Path, row: int, line: int, fault: str) -> TraceError:
     """The error for a record: its 0-based number and the 1-based line it stands on."""
     return TraceError(f"{path}: row {row} (line {line}): {fault}")
+
+
+def ended_within(path: str | Path, row: int, line: int) -> str:
+    return f"{path}: ends within row {row} (line {line}); read up to the row above"
 
 
 def shown(value: object) -> str:

@@ -21,6 +21,9 @@ class ReadOptions:
     strict      : refuse rows out of order instead of sorting them, and turns that begin before the one before has
                   ended instead of letting them wait for it
     columns     : our column -> the file's, for plain tables
+    priority_order : of a priority column: `larger_first`, as policies read it, or `smaller_first`, as vLLM does
+    max_span_s  : the longest deadline or abort that counts from the arrival; beyond it the column is taken for times
+                  on the file's clock, and refused
     tokenizer   : of text formats: a directory or name that `transformers` loads
     """
 
@@ -31,6 +34,8 @@ class ReadOptions:
     keep_empty: bool = False
     strict: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
+    priority_order: str = "larger_first"
+    max_span_s: float = 86_400.0
     tokenizer: str | None = None
 
     def __post_init__(self) -> None:
@@ -40,3 +45,11 @@ class ReadOptions:
             raise ConfigError(f"block_size={self.block_size}, expected at least 1")
         if self.hash_scope not in (None, "global", "session"):
             raise ConfigError(f"hash_scope={self.hash_scope}, expected global or session")
+        if self.priority_order not in ("larger_first", "smaller_first"):
+            raise ConfigError(f"priority_order={self.priority_order}, expected larger_first or smaller_first")
+        if not self.max_span_s > 0:
+            raise ConfigError(f"max_span_s={self.max_span_s}, expected above 0")
+
+
+WHOLE = ReadOptions(strict=True)
+"""For files that must be whole and in order, as what a finished run was offered."""

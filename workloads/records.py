@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +16,8 @@ import numpy as np
 
 from schedlab.framework.errors import TraceError
 from schedlab.workloads import values
-from schedlab.workloads.files import at_row, listed, open_text, shown
+from schedlab.workloads.files import Lines, at_row, collected_cuts, ended_within, listed, note_cut, open_text, shown
+from schedlab.workloads.trace import Trace
 from schedlab.workloads.values import BadValue
 
 BATCH = 512
@@ -90,18 +92,22 @@ class Batch:
 
 
 def csv_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
-    """Batches of a csv file with a header; blank lines are skipped. A missing column is one error before any row."""
+    """Batches of a csv file with a header; blank lines are skipped. A missing column is one error before any row.
+
+    A last row that has no line end and too few cells was cut off: it is left out and noted.
+    """
     with open_text(path) as text:
-        reader = csv.reader(text, strict=True)
+        lines = Lines(path, text)
+        reader = csv.reader(iter(lines), strict=True)
         try:
             header = _header(path, reader, required)
-            yield from _csv_body(path, reader, header, size)
+            yield from _csv_body(path, _csv_rows(path, reader, lines), reader, header, lines, size)
         except csv.Error as error:
             raise TraceError(f"{path}: line {reader.line_num}: {error}") from error
 
 
 def _header(path: Path, reader: Any, required: Iterable[str]) -> list[str]:
-    header = [name.strip() for name in next(reader, [])]
+    header = [name.strip() for name in next((row for row in reader if not _is_blank(row)), [])]
     missing = [name for name in required if name not in header]
     if missing:
         raise TraceError(f"{path}: no column {listed(missing)}; found {listed(header) or 'an empty file'}")
@@ -110,13 +116,35 @@ def _header(path: Path, reader: Any, required: Iterable[str]) -> list[str]:
     return header
 
 
-def _csv_body(path: Path, reader: Any, header: list[str], size: int) -> Iterator[Batch]:
+def _is_blank(cells: Sequence[str]) -> bool:
+    return not cells or (len(cells) == 1 and (not cells[0] or cells[0].isspace()))
+
+
+def _csv_rows(path: Path, reader: Any, lines: Lines) -> Iterator[list[str]]:
+    """The rows of a reader, without one that is cut off within a quoted cell of the last line, which is noted."""
+    done = reader.line_num
+    try:
+        for row in reader:
+            yield row
+            done = reader.line_num
+    except csv.Error:
+        if not lines.torn or reader.line_num > done + 1:
+            raise
+        note_cut(f"{path}: ends within line {reader.line_num}; read up to the line above")
+
+
+def _csv_body(
+    path: Path, rest: Iterator[list[str]], reader: Any, header: list[str], text: Lines, size: int
+) -> Iterator[Batch]:
     first, keys, width = 0, frozenset(header), len(header)
-    while rows := list(islice(reader, size)):
+    while rows := list(islice(rest, size)):
         lines: Sequence[int] = range(reader.line_num - len(rows) + 1, reader.line_num + 1)
         if set(map(len, rows)) != {width}:
-            lines = [n for n, row in zip(lines, rows, strict=True) if row]
-            rows = [row for row in rows if row]
+            whole = [(n, row) for n, row in zip(lines, rows, strict=True) if not _is_blank(row)]
+            if text.torn and first + len(whole) > 1 and len(whole[-1][1]) < width:
+                note_cut(ended_within(path, first + len(whole) - 1, whole[-1][0]))
+                del whole[-1]
+            lines, rows = [n for n, _ in whole], [row for _, row in whole]
             for i, row in enumerate(rows):
                 if len(row) != width:
                     raise at_row(path, first + i, lines[i], f"{len(row)} cells, expected {width}")
@@ -127,15 +155,25 @@ def _csv_body(path: Path, reader: Any, header: list[str], size: int) -> Iterator
 
 
 def json_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iterator[Batch]:
-    """Batches of a file of one JSON object a line; blank lines are skipped."""
+    """Batches of a file of one JSON object a line; blank lines are skipped.
+
+    A last line that has no end and is no JSON was cut off: it is left out and noted.
+    """
     required, first, line = frozenset(required), 0, 1
     with open_text(path) as text:
-        while chunk := list(islice(text, size)):
+        source = Lines(path, text)
+        rest = iter(source)
+        while chunk := list(islice(rest, size)):
+            if not first:
+                _refuse_array(path, next((content for content in chunk if not content.isspace()), ""))
             lines: Sequence[int] = range(line, line + len(chunk))
             line += len(chunk)
             if any(map(str.isspace, chunk)):
                 lines = [n for n, content in zip(lines, chunk, strict=True) if not content.isspace()]
                 chunk = [content for content in chunk if not content.isspace()]
+            if source.torn and first + len(chunk) > 1 and _is_cut(chunk[-1]):
+                note_cut(ended_within(path, first + len(chunk) - 1, lines[-1]))
+                lines, chunk = lines[:-1], chunk[:-1]
             if chunk:
                 yield _json_batch(path, first, lines, chunk, required)
                 first += len(chunk)
@@ -172,6 +210,39 @@ def _plain_objects(lines: list[str]) -> list[dict[str, Any]] | None:
     return list(records) if whole and set(map(type, records)) == {dict} else None
 
 
+def _is_cut(text: str) -> bool:
+    """Whether a last line is the beginning of an object."""
+    return text.lstrip().startswith("{") and _plain_objects([text]) is None
+
+
+def _refuse_array(path: Path, head: str) -> None:
+    if head.lstrip().startswith("["):
+        remedy = "jq -c '.[]' FILE writes it so; conversations are read as they are by format=sharegpt"
+        raise TraceError(f"{path}: is one JSON array, expected one object a line ({remedy})")
+
+
+def json_lines(path: Path) -> list[tuple[int, str]]:
+    """Number and text of every line that is not blank, but for a last one that was cut off, which is noted."""
+    with open_text(path) as text:
+        source = Lines(path, text)
+        lines = [(n, line) for n, line in enumerate(source, 1) if not line.isspace()]
+    if source.torn and len(lines) > 1 and lines[0][1].rstrip().endswith("}") and _is_cut(lines[-1][1]):
+        note_cut(ended_within(path, len(lines) - 1, lines[-1][0]))
+        del lines[-1]
+    return lines
+
+
+def to_last_whole_row(read: Callable[[], Trace], strict: bool) -> Trace:
+    """What `read` reads; if a file ended within a row, with a warning and a count, or an error if `strict`."""
+    with collected_cuts() as cuts:
+        trace = read()
+    if cuts and strict:
+        raise TraceError(f"{cuts[0]}; strict forbids it")
+    for cut in cuts:
+        warnings.warn(cut, stacklevel=3)
+    return trace.counted(cut_short_at_the_end=len(cuts))
+
+
 def parse_object(path: Path, row: int, line: int, text: str) -> dict[str, Any]:
     """One JSON object, or the error for its row."""
     try:
@@ -189,7 +260,8 @@ def first_record(path: Path) -> Mapping[str, Any]:
         head = _first_line(text)
         if not head:
             raise TraceError(f"{path}: is empty")
-        if head.lstrip()[:1] in ("{", "["):
+        _refuse_array(path, head)
+        if head.lstrip().startswith("{"):
             return parse_object(path, 0, 1, head)
         try:
             header, row = next(csv.reader([head])), next(csv.reader([_first_line(text)]), [])

@@ -202,7 +202,8 @@ def untie(trace: Trace) -> Trace:
 def grow_sessions(trace: Trace) -> Trace:
     """Declares that a tied turn's prompt contains the turn before and its output.
 
-    Lengths decide: a prompt shorter than that (a compacted history) begins anew, and is counted.
+    Lengths decide: a prompt shorter than that (a compacted history) begins anew, and is counted; so does the first turn
+    of a session that follows another session's turn.
     """
     if trace.ids is not None:
         raise ConfigError(f"{trace.name} has block ids, which say what turns contain; turns_contain_output needs none")
@@ -210,6 +211,7 @@ def grow_sessions(trace: Trace) -> Trace:
         raise ConfigError(f"{trace.name} has no turns tied by a delay to the one before, as turns_contain_output needs")
     tied = trace.after >= 0
     before = trace.after[tied]
+    contains = trace.prompt_tokens[tied] >= trace.prompt_tokens[before] + trace.output_tokens[before]
     grows = np.zeros(len(trace), dtype=bool)
-    grows[tied] = trace.prompt_tokens[tied] >= trace.prompt_tokens[before] + trace.output_tokens[before]
+    grows[tied] = contains & (trace.session.codes[tied] == trace.session.codes[before])
     return replace(trace, grows=grows).counted(histories_begun_anew=int(tied.sum() - grows.sum()))

@@ -21,6 +21,7 @@ from schedlab.framework.request import SLO, EngineRequest, SamplingParams
 from schedlab.framework.source import Source
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.files import shown
+from schedlab.workloads.soundness import beginning
 from schedlab.workloads.trace import BlockIds, Labels, Trace
 
 PLAIN = {"source_row", "arrival_ns", "prompt_tokens", "output_tokens"}
@@ -137,8 +138,7 @@ class Rows:
         """A turn's content: what the session has so far, where this prompt contains it; else a new beginning."""
         session: str = self._at["session"](row)
         if not self._at["grows"](row) or past is None:
-            turn = self._get("turn", row)
-            return SessionContent(f"{session}/{turn}" if turn else session, None, self._terms.prompt_seed)
+            return SessionContent(beginning(session, self._get("turn", row)), None, self._terms.prompt_seed)
         assert isinstance(past.content, SessionContent)
         return SessionContent(past.content.session, self._history(past), self._terms.prompt_seed)
 

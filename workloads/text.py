@@ -23,7 +23,7 @@ from schedlab.framework.source import Source
 from schedlab.framework.stages import Staged
 from schedlab.workloads.builder import Builder
 from schedlab.workloads.files import shown
-from schedlab.workloads.records import Batch, json_batches
+from schedlab.workloads.records import Batch, json_batches, to_last_whole_row
 from schedlab.workloads.source import decode_sampling
 from schedlab.workloads.trace import BlockIds, Labels, Trace
 from schedlab.workloads.values import MAX_NS, integers
@@ -56,7 +56,10 @@ class Text(Recorded):
     def read(self) -> Trace:
         if self.tokenizer is None:
             raise ConfigError(f"workload {self.name} needs workload.tokenizer: model=smollm2, or a model's directory")
-        trace = read_prompts(self._file(), Tokenizer(self.tokenizer), self.chat, self._sampling())
+        path, tokenizer = self._file(), Tokenizer(self.tokenizer)
+        trace = to_last_whole_row(lambda: read_prompts(path, tokenizer, self.chat, self._sampling()), self.strict)
+        if self.priority_order == "smaller_first" and trace.priority is not None:
+            trace = trace.with_columns(priority=-trace.priority)
         return trace.with_columns(name=self.name)
 
     def _sampling(self) -> str | None:

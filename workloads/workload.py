@@ -21,6 +21,7 @@ from schedlab.workloads.arrivals import Arrivals
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers import read
 from schedlab.workloads.replicate import bootstrap, disjoint_part, shifted_window
+from schedlab.workloads.soundness import check
 from schedlab.workloads.source import SessionSource, StreamSource, Terms, Until
 from schedlab.workloads.streams import stream
 from schedlab.workloads.trace import Provenance, Trace
@@ -104,7 +105,8 @@ class Recorded(Offered):
 
     path, format, obtain : the file (`embedded:NAME` for one in the package), its format (None: by its keys), and where
                            to get it, said when `path` is missing
-    time_unit, block_size, hash_scope, keep_failed, strict, columns, tokenizer : see `ReadOptions`
+    time_unit, block_size, hash_scope, keep_failed, strict, columns, tokenizer, priority_order, max_span_s : see
+                           `ReadOptions`
     window          : [start, stop) recorded seconds
     sample_sessions : a share of the sessions, each kept whole
     max_requests    : the first so many requests; more than the trace has only with `repeat`
@@ -131,7 +133,9 @@ class Recorded(Offered):
     hash_scope: str | None = None
     keep_failed: bool = False
     strict: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    priority_order: str = "larger_first"
+    max_span_s: float = 86_400.0
     tokenizer: str | None = None
     window: Sequence[float] | None = None
     sample_sessions: float | None = None
@@ -203,9 +207,11 @@ class Recorded(Offered):
 
     def read(self) -> Trace:
         """The whole file, before anything is chosen."""
+        named = {ours: name for ours, name in self.columns.items() if name is not None}
         options = ReadOptions(
             time_unit=self.time_unit, block_size=self.block_size, hash_scope=self.hash_scope, strict=self.strict,
-            keep_failed=self.keep_failed, columns=dict(self.columns), tokenizer=self.tokenizer,
+            keep_failed=self.keep_failed, columns=named, tokenizer=self.tokenizer,
+            priority_order=self.priority_order, max_span_s=self.max_span_s,
         )  # fmt: skip
         return _traces.read(self._file(), self.format, options).with_columns(name=self.name)
 
@@ -278,6 +284,7 @@ def one_of(name: str, value: str | None, *allowed: str | None) -> None:
 
 def make_source(trace: Trace, terms: Terms) -> Source:
     """Open loop, or with turns that wait for the one before where the trace ties them."""
+    check(trace)
     if trace.after is not None and (trace.after >= 0).any():
         return SessionSource(trace, terms)
     return StreamSource(trace.chunks(), terms)

@@ -28,6 +28,8 @@ from schedlab.workloads.trace import BlockIds, Trace
 
 BUFFERED = 256
 """Lines that are compressed together."""
+MOONCAKE_BLOCK = 512
+"""Tokens of a Mooncake id, where a file does not say."""
 encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -145,9 +147,9 @@ def write_offered(trace: Trace, path: str | Path, terms: Terms | None = None) ->
 def write_mooncake(trace: Trace, path: str | Path) -> None:
     """Mooncake jsonl: `timestamp` and `delay` in whole ms, as its readers demand, the exact ns in keys of ours.
 
-    Ids of another width than 512 need `block_size` when the file is read. Scopes become one, by new numbers for their
-    ids; a tail without an id gets one of its own. Raises ConfigError for what the format cannot say: segments of
-    unequal length, and requests whose output is not known.
+    So is `block_size`, where ids are not 512 tokens wide. Scopes become one, by new numbers for their ids; a tail
+    without an id gets one of its own. Raises ConfigError for what the format cannot say: segments of unequal length,
+    and requests whose output is not known.
     """
     check_outputs_known(trace)
     if trace.ids is not None and trace.ids.widths is not None:
@@ -166,6 +168,8 @@ def _mooncake_row(trace: Trace, ids: BlockIds | None, row: int) -> dict[str, Any
     out |= {"input_length": int(trace.prompt_tokens[row]), "output_length": int(trace.output_tokens[row])}
     if ids is not None and ids.counts[row]:
         out["hash_ids"] = ids.row(row).tolist()
+        if ids.width != MOONCAKE_BLOCK:
+            out["block_size"] = ids.width
     if trace.session is not None and (session := trace.session[row]) is not None:
         out["session_id"] = session
     if trace.think_ns is not None and (think := int(trace.think_ns[row])) >= 0 and not starts_session(trace)[row]:

@@ -18,16 +18,15 @@ import torch
 
 from schedlab.experiments import engines
 from schedlab.experiments.bench.device_rows import Device, Row
-from schedlab.experiments.calibrate import facts, held_out_errors, make_profile, tolerated
 from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.grid import Extent
-from schedlab.experiments.measuring import run_grid
+from schedlab.experiments.studies.calibrate import facts, held_out_errors, make_profile, tolerated
+from schedlab.experiments.studies.grid import Extent
+from schedlab.experiments.studies.measuring import run_grid
 from schedlab.framework.clock import WallClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.engine import Engine, EngineConfig
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.backend import Backend, invariant_gpu, quantised_gpu
 from schedlab.framework.model.config import ModelConfig, RopeScaling
 from schedlab.framework.model.decoder import RaggedBatch
@@ -36,10 +35,11 @@ from schedlab.framework.model.graphs import CudaGraphRecorder, called
 from schedlab.framework.model.linear import plain
 from schedlab.framework.model.weights import Weights, random_weights
 from schedlab.framework.policy import Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import ListSource
-from schedlab.framework.tables import RunTables
 from schedlab.kernels.quantised import KINDS
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority

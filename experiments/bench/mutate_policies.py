@@ -29,8 +29,8 @@ from hypothesis import Phase, settings
 from omegaconf import OmegaConf
 
 from schedlab.experiments.bench.mutants import Mutant, install, is_of, mutants
-from schedlab.experiments.compose import compose
 from schedlab.experiments.policy import maker, options
+from schedlab.experiments.run.compose import compose
 from schedlab.framework.policy import Policy
 from schedlab.framework.testing.conformance import BEHAVIOUR, check
 

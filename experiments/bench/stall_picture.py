@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import schedlab
-from schedlab.experiments.history import Histories, History, histories
-from schedlab.experiments.plots import COLOURS, panels
+from schedlab.experiments.analysis.history import Histories, History, histories
+from schedlab.experiments.analysis.plots import COLOURS, panels
 from schedlab.framework.policy import Policy
 from schedlab.framework.request import NS
 from schedlab.policies.chunked_prefill import ChunkedPrefill

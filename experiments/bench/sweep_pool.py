@@ -18,9 +18,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from schedlab.experiments import compose
-from schedlab.experiments.pool import cpus
-from schedlab.experiments.run import run_job
+from schedlab import core
+from schedlab.experiments.run import compose
+from schedlab.experiments.run.job import run_job
+from schedlab.experiments.sweep.pool import cpus
 
 VIRTUAL = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "workload=poisson")
 LEAN = ("record=summary", "wandb.mode=disabled", "progress=false", "plots=false")
@@ -72,6 +73,7 @@ def main() -> None:
     result = {
         "launcher": options.launcher,
         "cpus": cpus(),
+        "core": core.mode(),
         "load_before": os.getloadavg()[0],
         "noop": measure(noop, [], options.noop, options.launcher) if options.noop else None,
         "virtual": measure(

@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from schedlab import core
 from schedlab.framework.policy import Policy
 from schedlab.framework.step import Step
 from schedlab.policies.chunked_prefill import ChunkedPrefill
@@ -105,7 +106,7 @@ def counted(policy: Policy) -> Callable[[], int]:
 def measure(row: Row) -> dict[str, Any]:
     """In a process of its own: run, and say what it took."""
     from schedlab.experiments import engines
-    from schedlab.experiments.api import Experiment
+    from schedlab.experiments.run.api import Experiment
 
     engine, policy = engines.virtual("llama3.1-8b", "h100"), POLICIES[row.policy]()
     calls = counted(policy)
@@ -159,6 +160,7 @@ def main() -> None:
         else:
             table.add_row(row.name, *cells(in_process(row)))
     console.print(table)
+    console.print(f"core: {core.mode()}")
 
 
 if __name__ == "__main__":

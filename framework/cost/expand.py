@@ -15,7 +15,7 @@ import numpy as np
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.tables import Columns, RunTables
+from schedlab.framework.results.tables import Columns, RunTables
 
 UNKNOWN_WITHIN = ("free_blocks", "cached_blocks", "device_us")
 """Columns that a jump does not know of each step: when blocks were taken on the way is not logged, and nothing ran."""

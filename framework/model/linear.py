@@ -141,9 +141,11 @@ def can_prepack() -> bool:
         return False
 
 
-@cache
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies matrices of this 16-bit type here, at least as fast as float32 ones."""
+    """Whether oneDNN multiplies matrices of this 16-bit type here, at least as fast as float32 ones.
+
+    Rows are then rounded to the type before and after the product, which sums in float32 whatever the instructions.
+    """
     name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}[dtype]
     try:
         return can_prepack() and bool(getattr(torch.ops.mkldnn, name)())

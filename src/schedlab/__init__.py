@@ -3,20 +3,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from schedlab import core
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from schedlab.experiments import engines
-    from schedlab.experiments.api import RunResult, run
-    from schedlab.experiments.llm import LLM
+    from schedlab.experiments.run.api import RunResult, run
+    from schedlab.experiments.run.llm import LLM
     from schedlab.framework.policy import Policy
     from schedlab.framework.request import SLO, SamplingParams
     from schedlab.framework.step import Step
 
+core.install()
+
 _EXPORTS = {
-    "run": "schedlab.experiments.api",
-    "RunResult": "schedlab.experiments.api",
-    "LLM": "schedlab.experiments.llm",
+    "run": "schedlab.experiments.run.api",
+    "RunResult": "schedlab.experiments.run.api",
+    "LLM": "schedlab.experiments.run.llm",
     "Policy": "schedlab.framework.policy",
     "Step": "schedlab.framework.step",
     "SLO": "schedlab.framework.request",

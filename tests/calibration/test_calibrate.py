@@ -14,14 +14,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import LIMITS, PlantedExecutor, planted
 
-from schedlab.experiments.calibrate import (
+from schedlab.experiments.studies.calibrate import (
     fitted,
     held_out_errors,
     make_profile,
     tolerated,
 )
-from schedlab.experiments.grid import Extent, make_cells
-from schedlab.experiments.measuring import Bench, Measured, run_grid
+from schedlab.experiments.studies.grid import Extent, make_cells
+from schedlab.experiments.studies.measuring import Bench, Measured, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import Point, Profile, predict_ns
 from schedlab.framework.cost.hardware import Hardware

@@ -17,11 +17,12 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import SMALL
 
-from schedlab.experiments import engines, fidelity_report, measuring
-from schedlab.experiments.calibrate import Options as Calibration
-from schedlab.experiments.fidelity import METRICS, Compared, Outcome, Scaled, Setting, Study, outcome, study
-from schedlab.experiments.measuring import Between
-from schedlab.experiments.recorded import Agreement
+from schedlab.experiments import engines
+from schedlab.experiments.analysis.recorded import Agreement
+from schedlab.experiments.studies import fidelity_report, measuring
+from schedlab.experiments.studies.calibrate import Options as Calibration
+from schedlab.experiments.studies.fidelity import METRICS, Compared, Outcome, Scaled, Setting, Study, outcome, study
+from schedlab.experiments.studies.measuring import Between
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import FitError, Profile
 from schedlab.framework.cost.hardware import Hardware

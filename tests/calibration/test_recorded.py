@@ -15,16 +15,16 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import SMALL
 
 from schedlab.experiments import engines
-from schedlab.experiments.api import Experiment
+from schedlab.experiments.analysis.recorded import Agreement, decide_again, first_difference
 from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.recorded import Agreement, decide_again, first_difference
+from schedlab.experiments.run.api import Experiment
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.policy import Policy
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.step import Step
-from schedlab.framework.tables import RunTables
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS
@@ -51,19 +51,23 @@ class Made(Offered):
 
 
 def sessions(turns: int = 3, count: int = 8, last_prompt: int = 40) -> Made:
-    """Sessions of `turns`, each tied to the one before; some are withdrawn; the last request arrives late and alone."""
+    """Sessions of `turns`, each tied to the one before; the last request arrives late and alone.
+
+    Nothing here depends on how fast steps are: the sessions begin together, and what is withdrawn, all requests of
+    them that an engine could not finish in one step, is withdrawn at the first boundary after its arrival.
+    """
     rng = np.random.default_rng(3)
     n = turns * count + 1
     turn = np.append(np.arange(n - 1) % turns, 0)
     after = np.where(turn > 0, np.arange(n) - 1, -1)
     prompt = np.append(20 + 25 * turn[:-1] + rng.integers(0, 20, n - 1), last_prompt)
-    arrival = np.append(rng.integers(0, 40, n - 1) * MS, 60_000 * MS)
+    arrival = np.append(np.zeros(n - 1, dtype=np.int64), 60_000 * MS)
     trace = Trace(
         "made", np.arange(n), arrival, prompt, np.append(rng.integers(4, 25, n - 1), 3),
         session=Labels.of([*(f"s{i // turns}" for i in range(n - 1)), None]),
         after=after, think_ns=np.where(after >= 0, rng.integers(0, 30, n) * MS, -1),
         turn=np.append(turn[:-1], -1), grows=(after >= 0).astype(np.int64),
-        abort_ns=np.where(np.arange(n) % 7 == 3, 20 * MS, -1),
+        abort_ns=np.where(np.arange(n) % 7 == 3, 1, -1),
     )  # fmt: skip
     order = np.argsort(trace.arrival_ns, kind="stable") if after.max() < 0 else slice(None)
     return Made(trace=trace.take(order))
@@ -89,7 +93,7 @@ def test_the_same_decisions_at_the_logged_times(
 ) -> None:
     workload, setup = sessions(), real_engine(max_chained_steps=chained)
     if clock == "wall":
-        workload = replace(workload, stop_after_s=1.0)  # without the request that comes after a minute
+        workload = replace(workload, stop_after_s=59.0)  # without the request that comes after a minute
     run = Experiment(make(), workload, setup, clock=clock).run()
     assert run.summary["requests/aborted"] and run.summary["requests/finished"]
     assert run.summary["preemptions/recompute"] or run.summary["preemptions/swap"]

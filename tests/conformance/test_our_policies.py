@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 
-from schedlab.experiments.compose import compose
 from schedlab.experiments.policy import maker, options
+from schedlab.experiments.run.compose import compose
 from schedlab.testing import PROPERTIES, assert_conforms
 
 OURS = [option.name for option in options() if option.origin == "schedlab" and option.name != "custom"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from schedlab.experiments.roofline import render, roofline
+from schedlab.experiments.studies.roofline import render, roofline
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig

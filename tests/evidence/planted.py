@@ -9,8 +9,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from schedlab.experiments.compose import compose, resolve
-from schedlab.experiments.run import experiment_of, settings_of
+from schedlab.experiments.run.compose import compose, resolve
+from schedlab.experiments.run.job import experiment_of, settings_of
 
 BASE = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "workload=poisson", "wandb.mode=disabled")
 FCFS = {"_target_": "schedlab.policies.fcfs.FCFS"}

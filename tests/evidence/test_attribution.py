@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from witness import Witness
 
 import schedlab
-from schedlab.experiments.attribution import TPOT_PARTS, TTFT_PARTS, Attribution, attribute
+from schedlab.experiments.analysis.attribution import TPOT_PARTS, TTFT_PARTS, Attribution, attribute
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.request import NS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.testing import strategies
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import TINY, run

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import schedlab
 from schedlab.experiments import engines
-from schedlab.experiments.api import Experiment
-from schedlab.experiments.bounds import bounds_of, shared_tokens, tightness
+from schedlab.experiments.analysis.bounds import bounds_of, shared_tokens, tightness
 from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.run.api import Experiment
 from schedlab.framework.cost.bounds import (
     Prices,
     busy_until,
@@ -28,7 +28,7 @@ from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.model.config import ModelConfig
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlab.experiments import capacity_report, cli, compose, engines
-from schedlab.experiments.capacity import ATTAINMENT, Bench, Grid, Options, highest, judge, study
+from schedlab.experiments import cli, engines
+from schedlab.experiments.run import compose
+from schedlab.experiments.studies import capacity_report
+from schedlab.experiments.studies.capacity import ATTAINMENT, Bench, Grid, Options, highest, judge, study
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
 from schedlab.framework.stages import ClientView, Stage

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from witness import Witness
 
-from schedlab.experiments.history import Histories, histories
+from schedlab.experiments.analysis.history import Histories, histories
 from schedlab.framework.testing import strategies
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import TINY, run

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted import FCFS, chunked, run_planted
 
-from schedlab.experiments import report_plots
-from schedlab.experiments.report import Report, bounds, variants, write_report, written
-from schedlab.experiments.statistics import interval
-from schedlab.experiments.step_work import machine_of, step_work
-from schedlab.experiments.table import FIGURES, Figure, Run
+from schedlab.experiments.analysis import report_plots
+from schedlab.experiments.analysis.report import Report, bounds, variants, write_report, written
+from schedlab.experiments.analysis.statistics import interval
+from schedlab.experiments.analysis.step_work import machine_of, step_work
+from schedlab.experiments.analysis.table import FIGURES, Figure, Run
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 VOID = {"meta", "br", "img", "hr", "link", "input", "source"}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlab.experiments.statistics import (
+from schedlab.experiments.analysis.statistics import (
     BOOTSTRAP_FROM,
     bootstrap_t_interval,
     holm,

@@ -10,7 +10,7 @@ from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlab.experiments.timeline import ENGINE, REQUESTS, Window, events, write_timeline
+from schedlab.experiments.analysis.timeline import ENGINE, REQUESTS, Window, events, write_timeline
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS
 from schedlab.framework.stub import StubExecutor

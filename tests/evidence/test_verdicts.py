@@ -14,13 +14,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from fake_runs import fake_run, offered, sweep
 
-from schedlab.experiments import verdicts as judging
-from schedlab.experiments.compare import markdown, place_of, show, write
-from schedlab.experiments.replicates import offered_hash
-from schedlab.experiments.statistics import t_quantile
-from schedlab.experiments.verdicts import Gate, Judging, Paired, better_when, compare_runs
+from schedlab.experiments.analysis import verdicts as judging
+from schedlab.experiments.analysis.compare import markdown, place_of, show, write
+from schedlab.experiments.analysis.statistics import t_quantile
+from schedlab.experiments.analysis.verdicts import Gate, Judging, Paired, better_when, compare_runs
+from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS
+from schedlab.framework.results.metrics import SUMMARY_KEYS
 
 BASE = [1.0, 2.0, 4.0, 3.0, 5.0]
 

@@ -15,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from schedlab.experiments import cli, pool, resume
-from schedlab.experiments.table import Comparison
-from schedlab.framework.reader import read_run
+from schedlab.experiments import cli
+from schedlab.experiments.analysis.table import Comparison
+from schedlab.experiments.sweep import pool, resume
+from schedlab.framework.results.reader import read_run
 
 TABLES = ("requests", "steps", "decisions")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from schedlab.framework.content import UniqueContent
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.request import SLO, EngineRequest
-from schedlab.framework.tables import RunTables
-from schedlab.framework.writer import RunWriter
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import RunWriter
 
 MS = 1_000_000
 MEASUREMENT = Measurement(max_num_seqs=8, num_blocks=64, slo=SLO("default", ttft_s=1.0, tpot_s=0.1))

@@ -12,14 +12,14 @@ from omegaconf import OmegaConf
 
 import schedlab
 from schedlab import engines
-from schedlab.experiments import compose
-from schedlab.experiments.checks import check_arguments, fits
-from schedlab.experiments.offered import OUTPUTS, WORKLOAD, Counted, read_outputs
+from schedlab.experiments.run import compose
+from schedlab.experiments.run.checks import check_arguments, fits
+from schedlab.experiments.run.offered import OUTPUTS, WORKLOAD, Counted, read_outputs
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.arrivals import Poisson

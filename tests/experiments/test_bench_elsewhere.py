@@ -7,7 +7,7 @@ import pytest
 
 from schedlab.experiments.bench import peer_worker
 from schedlab.experiments.bench.cpu_engine import Case, one_round
-from schedlab.experiments.bench.elsewhere import WORKER, Elsewhere
+from schedlab.experiments.bench.peer_process import WORKER, Elsewhere
 from schedlab.framework.errors import ConfigError
 
 FAKE = """

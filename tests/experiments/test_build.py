@@ -11,7 +11,8 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from schedlab.experiments import compose, leaderboard
+from schedlab.experiments.run import compose
+from schedlab.experiments.studies import leaderboard
 from schedlab.framework.errors import ConfigError
 
 FCFS = "schedlab.policies.fcfs.FCFS"
@@ -55,7 +56,7 @@ def test_so_is_every_other_part(workspace, words):
         ({"_target_": "mine.Mine"}, True),
         ({"_target_": FCFS, "victim": {"_target_": "mine.Mine"}}, True),
         ({"_target_": FCFS, "_convert_": "none"}, True),
-        ({"_target_": "schedlab.experiments.compose.import_module", "name": "this"}, True),  # by another name
+        ({"_target_": "schedlab.experiments.run.compose.import_module", "name": "this"}, True),  # by another name
     ],
 )
 def test_what_is_not_schedlabs_hydra_makes(workspace, monkeypatch, node, by_hydra):

@@ -11,10 +11,11 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from schedlab.experiments import jobs, leaderboard
-from schedlab.experiments.compose import CONFIG_MODULE
-from schedlab.experiments.leaderboard import Cell, Entry
-from schedlab.experiments.pool import Outcome
+from schedlab.experiments.run.compose import CONFIG_MODULE
+from schedlab.experiments.studies import leaderboard
+from schedlab.experiments.studies.leaderboard import Cell, Entry
+from schedlab.experiments.sweep import jobs
+from schedlab.experiments.sweep.pool import Outcome
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "experiments/bench/results/leaderboard.json"

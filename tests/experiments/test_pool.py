@@ -19,9 +19,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from schedlab.experiments import jobs, pool
-from schedlab.experiments.compose import CONFIG_MODULE
-from schedlab.framework.reader import read_run
+from schedlab.experiments.run.compose import CONFIG_MODULE
+from schedlab.experiments.sweep import jobs, pool
+from schedlab.framework.results.reader import read_run
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.workload import Traces, embedded_file, keep_traces
 

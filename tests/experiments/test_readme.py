@@ -15,8 +15,9 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from schedlab.experiments import compose, leaderboard, reproduce, reproduce_report
 from schedlab.experiments.bench import stall_picture
+from schedlab.experiments.run import compose
+from schedlab.experiments.studies import leaderboard, reproduce, reproduce_report
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.workload import Recorded

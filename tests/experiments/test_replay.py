@@ -13,17 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import schedlab
-from schedlab.experiments import replay as replaying
-from schedlab.experiments.diff import Walk, batches, changes, difference, parting
-from schedlab.experiments.replay import PastRun
-from schedlab.experiments.replicates import offered_hash
+from schedlab.experiments.analysis import replay as replaying
+from schedlab.experiments.analysis.diff import Walk, batches, changes, difference, parting
+from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
 
 SWAP = "policy.preempt_mode=swap"
+AT_ONCE = "workload.time_scale=0.00001"  # too many for the memory on a machine of any speed
 TIGHT = (
     "model=tiny", "workload.max_requests=32", "workload.time_scale=0.05", "engine.num_blocks=64",
     "engine.max_num_seqs=8", "engine.max_num_batched_tokens=256", "plots=false", "progress=false",
@@ -41,8 +42,8 @@ def runs_below(folder: Path) -> list[Path]:
         ("virtual", "decode_priority,prefix_reuse", ("hardware=cpu",)),
         ("virtual", "fcfs,chunked_prefill", ("hardware=cpu", "engine.swap_space_gib=0.01", SWAP)),
         ("stub", "chunked_prefill,prefix_reuse", ("engine.swap_space_gib=0.0001", SWAP)),
-        ("cpu", "fcfs,decode_priority", ("engine.swap_space_gib=0.01", SWAP, "clock=busy")),
-        ("cpu", "prefix_reuse", ("observed_at=client", "clock=wall")),
+        ("cpu", "fcfs,decode_priority", ("engine.swap_space_gib=0.01", SWAP, "clock=busy", AT_ONCE)),
+        ("cpu", "prefix_reuse", ("observed_at=client", "clock=wall", AT_ONCE)),
     ],
     ids=["virtual", "virtual-swap", "stub-swap", "cpu-swap", "cpu-wall-client"],
 )

@@ -5,9 +5,10 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from schedlab.experiments import compose, reproduce, reproduce_report
-from schedlab.experiments.reproduce import NAMES, Reproduction, Run, planned
-from schedlab.experiments.run import experiment_of, settings_of
+from schedlab.experiments.run import compose
+from schedlab.experiments.run.job import experiment_of, settings_of
+from schedlab.experiments.studies import reproduce, reproduce_report
+from schedlab.experiments.studies.reproduce import NAMES, Reproduction, Run, planned
 
 
 def facts_of(name):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from schedlab.experiments import identity, resume
-from schedlab.framework.reader import read_run
+from schedlab.experiments.sweep import identity, resume
+from schedlab.framework.results.reader import read_run
 from schedlab.workloads.workload import embedded_file
 
 QUICK = ("engine=stub", "wandb.mode=disabled", "plots=false", "progress=false", "workload.max_requests=8")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlab.experiments import plots, series
-from schedlab.experiments.pressure import pressure
+from schedlab.experiments.analysis import plots, series
+from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.request import NS
 
 

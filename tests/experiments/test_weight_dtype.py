@@ -2,8 +2,9 @@
 
 import pytest
 
-from schedlab.experiments import bounds, engines, step_work
-from schedlab.experiments.compose import preset
+from schedlab.experiments import engines
+from schedlab.experiments.analysis import bounds, step_work
+from schedlab.experiments.run.compose import preset
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.errors import ConfigError
 

@@ -13,11 +13,11 @@ from schedlab.framework.clock import VirtualClock
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import PolicyError
 from schedlab.framework.limits import EngineConfig
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import MaxPredictor
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.framework.stub import StubExecutor
 from schedlab.framework.testing.executors import JumpingExecutor, ScriptedExecutor

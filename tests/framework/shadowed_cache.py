@@ -73,9 +73,10 @@ class ShadowedCache:
         assert self.ledger.start_of(request) == start
         tokens = min(self.dice.randint(1, 12), slow.tokens - start)
         need = self.model.need(slow, hit, self.blocks_for(start + tokens))
-        assert self.ledger.blocks_to_admit(request, tokens) == need
+        quote = self.ledger.quote(request)
+        assert (quote.start, quote.hit, quote.blocks(tokens)) == (start, hit, need)
         if need <= self.model.num_free:
-            assert self.ledger.admit(request, tokens) == start
+            self.ledger.admit(request, quote, tokens)
             self.model.adopt(slow, hit)
             self.model.allocate(slow, self.blocks_for(start + tokens) - hit)
             self.granted[request], self.start[request] = tokens, start
@@ -86,9 +87,10 @@ class ShadowedCache:
             return
         tokens = min(self.dice.randint(1, 12), slow.tokens - slow.computed)
         need = max(self.blocks_for(slow.computed + tokens) - slow.owned - slow.private, 0)
-        assert max(self.ledger.blocks_to_continue(request, tokens), 0) == need
+        quote = self.ledger.quote(request)
+        assert max(quote.blocks(tokens), 0) == need
         if need <= self.model.num_free:
-            self.ledger.extend(request, tokens)
+            self.ledger.extend(request, quote, tokens)
             self.model.allocate(slow, need)
             self.granted[request] = tokens
 

@@ -17,8 +17,9 @@ from scripted import (
     populated,
 )
 
+from schedlab.framework.content import UniqueContent
 from schedlab.framework.policy import Policy, Preempted, Progressed
-from schedlab.framework.testing.harness import Spec, check_streams, run
+from schedlab.framework.testing.harness import Outcome, Spec, check_streams, run
 from schedlab.framework.testing.strategies import limits, specs
 
 # -- preemption -------------------------------------------------------------------------------------------------------
@@ -133,3 +134,20 @@ def test_a_refusal_is_not_remembered():
 
     made = lab(Script(grants(a=None), refused, admitted), trace, num_blocks=4)
     made.finish()
+
+
+def test_a_later_request_of_the_same_name_never_adopts_what_an_earlier_one_generated():
+    """Neither prompt has an identity, both are preempted, and only their names are equal."""
+
+    def preempt(step):
+        step.preempt(step.decoding[0])
+        step.idle_until(step.now + 0.001)
+
+    decodes = [grants(a=1)] * 5
+    once = [grants(a=None), *decodes, preempt, grants(a=None), grants(a=1)]
+    requests = [Spec("a", 0, 8, 8).request(), Spec("a", 10**9, 8, 8).request()]
+    requests[1].content = UniqueContent(1)
+    made = lab(Script(*once, *once), requests)
+    made.engine.run()
+    check_streams(Outcome(made.engine, requests))
+    assert [request.num_preemptions for request in requests] == [1, 1]

@@ -20,7 +20,7 @@ from schedlab.framework.engine import Engine
 from schedlab.framework.errors import PolicyStalled
 from schedlab.framework.policy import Policy, Progressed
 from schedlab.framework.prefix_cache import PrefixCache
-from schedlab.framework.record import Recorder
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.testing.harness import Spec
 from schedlab.policies.common import admit, continue_prefills, decode_all
 

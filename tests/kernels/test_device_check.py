@@ -7,8 +7,9 @@ import sys
 
 import torch
 
-from schedlab.experiments import compose, engines
+from schedlab.experiments import engines
 from schedlab.experiments.device_check import main
+from schedlab.experiments.run import compose
 from schedlab.framework.cost.fit import Profile
 
 BLOCKED = ("hydra", "omegaconf", "wandb", "transformers", "safetensors", "rich", "typer", "matplotlib")

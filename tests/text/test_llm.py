@@ -10,10 +10,10 @@ from four import ALL, FOUR
 from tiny_text import tiny_model
 
 from schedlab import LLM, SamplingParams, engines
-from schedlab.experiments.llm import Piece
+from schedlab.experiments.run.llm import Piece
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.tokenizer import Tokenizer
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 PROMPTS = ["once upon", "the quick brown fox", "naïve 東京", "fox " * 20, "the quick brown dog", "a"]
 LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_blocks": 24, "block_size": 8, "max_model_len": 200}

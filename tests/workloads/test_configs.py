@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from schedlab.experiments import compose
+from schedlab.experiments.run import compose
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
+from schedlab.workloads.readers import table
 from schedlab.workloads.workload import Offered, Recorded
 
 CONF = Path(compose.__file__).parent.parent / "conf"
@@ -48,3 +49,17 @@ def test_recorded_options_have_all_keys():
     fields = set(Recorded.__dataclass_fields__)
     keys = {str(k) for k in compose.compose(["workload=trace"]).workload}
     assert keys - {"_target_"} == fields
+
+
+def test_columns_of_a_table_need_no_plus(tmp_path):
+    """Every column of ours is a key of the configuration, so that `workload.columns.arrival=ts` works."""
+    composed = compose.compose(["workload=trace"]).workload.columns
+    assert set(composed) == table.OURS and all(name is None for name in composed.values())
+    path = tmp_path / "t.csv"
+    path.write_text("ts,prompt_tokens,output_tokens,rank,patience\n1.5,4,8,3,9\n2,5,9,1,\n")
+    words = ["format=table", f"path={path}", "time_unit=s", "columns.arrival=ts", "columns.priority=rank"]
+    words += ["columns.abort=patience", "priority_order=smaller_first"]
+    config = compose.compose(["workload=trace", *(f"workload.{word}" for word in words)])
+    trace = compose.build(config.workload, "workload").load()
+    assert trace.arrival_ns.tolist() == [0, 500_000_000] and trace.priority.tolist() == [-3, -1]
+    assert trace.abort_ns.tolist() == [9_000_000_000, -1]

@@ -99,6 +99,7 @@ def test_damaged_files(tmp_path_factory, name, data):
     format = data.draw(st.sampled_from([None, name.partition("-")[0]]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*read up to", category=UserWarning)
         try:
             trace = read(path, format, ReadOptions(strict=data.draw(st.booleans())))
         except SchedlabError as error:
@@ -119,5 +120,6 @@ def test_the_files_themselves_are_sound(tmp_path, name):
 def test_files_of_anything(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("anything") / "file"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
-    with pytest.raises(SchedlabError):
+    with warnings.catch_warnings(), pytest.raises(SchedlabError):
+        warnings.filterwarnings("ignore", message=".*read up to", category=UserWarning)
         read(path)

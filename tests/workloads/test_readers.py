@@ -189,7 +189,7 @@ def test_whole_floats_and_numeric_strings_are_counts(tmp_path):
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ("[1, 2]\n", r"row 0 \(line 1\): a JSON list, expected an object"),
+        ("[1, 2]\n", "is one JSON array, expected one object a line"),
         ("{}\n", r"key set \(none\)"),
     ],
 )
@@ -210,14 +210,10 @@ def test_blank_lines_and_byte_order_marks_are_nothing(tmp_path):
 
 def test_damaged_files_are_one_line(tmp_path):
     whole = gzip.compress(rows.MOONCAKE.encode() * 50)
-    for name, data in {
-        "cut": whole[: len(whole) // 2],
-        "flipped": whole[:40] + bytes([whole[40] ^ 255]) + whole[41:],
-    }.items():
-        path = tmp_path / name
-        path.write_bytes(data)
-        with pytest.raises(TraceError, match=f"{name}: (damaged or truncated compressed file|row)"):
-            read(path, "mooncake")
+    path = tmp_path / "flipped"
+    path.write_bytes(whole[:40] + bytes([whole[40] ^ 255]) + whole[41:])
+    with pytest.raises(TraceError, match=r"flipped: (damaged or truncated compressed file|row)"):
+        read(path, "mooncake")
     path = tmp_path / "latin"
     path.write_bytes("Timestamp,Modèle\n".encode("latin-1"))
     with pytest.raises(TraceError, match="latin: not UTF-8 text"):
@@ -464,3 +460,173 @@ def test_zstd_is_read_or_says_what_to_install(tmp_path):
     packed.write_bytes(packed.read_bytes()[:-5])
     with pytest.raises(TraceError):
         read(packed, "mooncake")
+
+
+# priorities, deadlines and aborts of tables
+
+
+def cells(folder, head, *lines, name="t.csv", **options):
+    head = "arrival,prompt_tokens,output_tokens," + head
+    text = "".join(f"{line}\n" for line in (head, *lines))
+    return read(put(folder, name, text), "table", ReadOptions(**({"time_unit": "s"} | options)))
+
+
+def test_the_direction_of_priorities_can_be_said(tmp_path):
+    """vLLM serves the smaller number first, a policy here the larger."""
+    lines = ("0,5,5,0", "1,5,5,7", "2,5,5,")
+    assert cells(tmp_path, "priority", *lines).priority.tolist() == [0, 7, 0]
+    assert cells(tmp_path, "priority", *lines, priority_order="smaller_first").priority.tolist() == [0, -7, 0]
+    with pytest.raises(ConfigError, match="priority_order=up, expected larger_first or smaller_first"):
+        ReadOptions(priority_order="up")
+    with pytest.raises(ConfigError, match="format azure has no use for priority_order"):
+        read(rows.write(tmp_path, "azure"), options=ReadOptions(priority_order="smaller_first"))
+
+
+@pytest.mark.parametrize("name", ["deadline", "abort"])
+def test_spans_from_the_arrival_and_times_on_the_clock(tmp_path, name):
+    of = lambda trace: getattr(trace, f"{name}_ns").tolist()  # noqa: E731
+    assert of(cells(tmp_path, name, "10,5,5,2.5", "11,5,5,")) == [2_500 * MS, -1]
+    assert of(cells(tmp_path, f"{name}_at", "10,5,5,12.5", "11,5,5,")) == [2_500 * MS, -1]
+    day = "2024-05-10 00:00:0"
+    assert of(cells(tmp_path, f"{name}_at", f"{day}1,5,5,{day}3.5", time_unit=None)) == [2_500 * MS]
+    with pytest.raises(TraceError, match=rf"row 1 \(line 3\): {name}_at lies before the arrival; {name} reads spans"):
+        cells(tmp_path, f"{name}_at", "10,5,5,12", "11,5,5,10.5")
+    with pytest.raises(ConfigError, match=f"has {name} and {name}_at; expected one of the two"):
+        cells(tmp_path, f"{name},{name}_at", "10,5,5,1,12")
+
+
+def test_a_span_of_more_than_a_day_is_taken_for_a_time_on_the_clock(tmp_path):
+    said = r"row 0 \(line 2\): deadline is 1\.7e\+09 s after the arrival, above max_span_s=86400; columns\.deadline_at"
+    with pytest.raises(TraceError, match=said):
+        cells(tmp_path, "deadline", "1700000000,5,5,1700000009")
+    assert cells(tmp_path, "deadline", "0,5,5,90000", max_span_s=1e5).deadline_ns.tolist() == [90_000_000 * MS]
+    renamed = cells(tmp_path, "due", "1700000000,5,5,1700000009", columns={"deadline_at": "due"})
+    assert renamed.deadline_ns.tolist() == [9_000 * MS]
+
+
+def test_parquet_with_timestamps_zones_and_durations(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    stamps = np.array(["2026-01-01T00:00:01.000000001", "2026-01-01T00:00:03"], dtype="datetime64[ns]").astype(np.int64)
+    path = tmp_path / "t.parquet"
+    for zone in (None, "UTC", "Europe/Berlin"):
+        columns = {
+            "arrival": pyarrow.array(stamps.tolist(), pyarrow.timestamp("ns", zone)),
+            "prompt_tokens": [5, 5],
+            "output_tokens": [3, 3],
+            "session": ["a", "a"],
+            "think": pyarrow.array([None, 1500], pyarrow.duration("ms")),
+            "deadline": pyarrow.array([250, None], pyarrow.duration("us")),
+        }
+        parquet.write_table(pyarrow.table(columns), path)
+        for unit in (None, "s"):
+            trace = read(path, "table", ReadOptions(time_unit=unit))
+            assert trace.arrival_ns.tolist() == [0, 2 * 10**9 - 1] and trace.provenance.origin_ns == stamps[0]
+            assert trace.think_ns.tolist() == [-1, 1500 * MS] and trace.deadline_ns.tolist() == [250_000, -1]
+            assert trace.provenance.wall_clock
+    parquet.write_table(
+        pyarrow.table({"arrival": pyarrow.array([1], pyarrow.date32()), "prompt_tokens": [5], "output_tokens": [3]}),
+        path,
+    )
+    with pytest.raises(TraceError, match=r"column arrival is of type date32\[day\], expected timestamps"):
+        read(path, "table")
+
+
+# files that end early, and files that are something else
+
+
+def cut_short(path, format=None, **options):
+    with pytest.warns(UserWarning, match=f"{path.name}: .*read up to") as caught:
+        trace = read(path, format, ReadOptions(**options))
+    assert trace.provenance.counts["cut_short_at_the_end"] == len(caught) == 1
+    return trace
+
+
+@pytest.mark.parametrize("name", rows.FILES)
+def test_a_half_written_last_line_is_left_out_and_counted(tmp_path, name):
+    path = rows.write(tmp_path, name)
+    text = path.read_text()
+    whole = read(path)
+    path.write_text(text + text.splitlines()[-1][: -len(text.splitlines()[-1].rpartition(",")[2]) - 1])
+    trace = cut_short(path)
+    assert trace.equals(whole)
+    with pytest.raises(TraceError, match="strict forbids it"):
+        read(path, options=ReadOptions(strict=True))
+
+
+def test_a_cut_at_the_edge_of_a_batch(tmp_path):
+    text = rows.lines(*[row(i, prompt=5) for i in range(512)])
+    path = put(tmp_path, "m.jsonl", text[:-9])
+    assert len(cut_short(path)) == 511
+    path.write_text(text + text[:20])
+    assert len(cut_short(path)) == 512
+    csv_text = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2024-05-10 00:00:00,5,5\n" * 511
+    assert len(cut_short(put(tmp_path, "a.csv", csv_text + '"2024'))) == 511
+    assert len(read(put(tmp_path, "a.csv", csv_text.rstrip("\n")))) == 511, "a last line may lack its end"
+
+
+def test_a_compressed_file_that_ends_early_is_read_to_its_last_whole_line(tmp_path):
+    body = rows.lines(*[row(i, prompt=5, output=i % 7 + 1) for i in range(2000)]).encode()
+    packed = gzip.compress(body)
+    path = tmp_path / "m.jsonl.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    trace = cut_short(path, "mooncake")
+    assert 100 < len(trace) < 2000 and trace.output_tokens.tolist() == [i % 7 + 1 for i in range(len(trace))]
+
+
+def test_one_bad_line_in_the_middle_or_alone_is_no_cut(tmp_path):
+    for text in (rows.MOONCAKE + '{"timestamp": \n' + rows.MOONCAKE, '{"timestamp": '):
+        with pytest.raises(TraceError, match="not JSON"):
+            read(put(tmp_path, "m.jsonl", text), "mooncake")
+    with pytest.raises(TraceError, match="2 cells, expected 3"):
+        read(put(tmp_path, "a.csv", rows.AZURE + "2024-05-10 00:00:00,5\n"))
+
+
+def test_blank_lines_of_a_csv(tmp_path):
+    blank = "\n  \n" + rows.AZURE.replace("\n", "\n   \n\n")
+    path = put(tmp_path, "a.csv", blank)
+    assert detect(path) == "azure" and read(path).equals(read(put(tmp_path, "b.csv", rows.AZURE)))
+    with pytest.raises(TraceError, match=r"row 0 \(line 6\): ContextTokens is 'x'"):
+        read(put(tmp_path, "c.csv", blank.replace("4808", "x")), "azure")
+
+
+@pytest.mark.parametrize(
+    "data, what",
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "is a Git LFS pointer in place of the"),
+        (b"PK\x03\x04rest", "is a zip archive; unpack it"),
+        (b"BZh91AY", "is compressed by bzip2"),
+        (b'[{"prompt_tokens": 5, "output_tokens": 5}]', "is one JSON array, expected one object a line"),
+        (b'\n[\n {"prompt_tokens": 5, "output_tokens": 5}]', "is one JSON array, expected one object a line"),
+    ],
+)
+@pytest.mark.parametrize("format", [None, "table"])
+def test_files_that_are_something_else_are_named(tmp_path, data, what, format):
+    path = tmp_path / "t"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=what):
+        read(path, format)
+
+
+def test_parquet_under_another_format_names_the_one_that_reads_it(tmp_path):
+    path = tmp_path / "t"
+    path.write_bytes(b"PAR1rest")
+    with pytest.raises(TraceError, match="is parquet, which format=table reads"):
+        read(path)
+
+
+def test_a_folder_is_that_of_a_run_or_of_sessions(tmp_path):
+    offered = rows.write(tmp_path, "offered").rename(tmp_path / "workload.jsonl.gz")
+    assert read(tmp_path).equals(read(offered)) and len(read(tmp_path, "offered")) == 3
+    offered.unlink()
+    with pytest.raises(TraceError, match=r"is a folder, expected a file, a run's folder with workload\.jsonl\.gz, or"):
+        read(tmp_path)
+
+
+def test_the_width_of_ids_that_we_write_is_read(tmp_path):
+    narrow = row(0, prompt=20, ids=[1, 2], block_size=16)
+    assert mooncake(tmp_path, narrow, {**narrow, "timestamp": 5}).ids.width == 16
+    assert mooncake(tmp_path, narrow, block_size=16).ids.width == 16
+    with pytest.raises(TraceError, match=r"row 0 \(line 1\): block_size is 16, expected 64 as"):
+        mooncake(tmp_path, narrow, block_size=64)
+    with pytest.raises(TraceError, match=r"row 1 \(line 2\): block_size is 8, expected 16 as"):
+        mooncake(tmp_path, narrow, {**narrow, "block_size": 8})

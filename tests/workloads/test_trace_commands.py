@@ -10,6 +10,7 @@ from schedlab.experiments import trace as commands
 from schedlab.framework.errors import ConfigError
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers import read
+from schedlab.workloads.workload import Recorded
 
 
 @pytest.fixture
@@ -85,3 +86,28 @@ def test_synthesize_writes_a_configured_workload(tmp_path, screen):
     assert out.read_bytes() == first
     commands.synthesize(tmp_path / "p.csv", ["workload.num_requests=5"], to="vidur", console=screen)
     assert len(read(tmp_path / "p.csv")) == 5
+
+
+@pytest.mark.parametrize("words", [["workload=poisson"], ["workload=shared_prefix"], ["workload=conversations"]])
+@pytest.mark.parametrize("to, name", [("mooncake", "m.jsonl"), ("vidur", "v.csv"), ("offered", "o.jsonl.gz")])
+def test_what_we_write_is_told_by_its_keys(tmp_path, screen, words, to, name):
+    """`trace info` and `workload=trace` need no word on a file of ours."""
+    out = tmp_path / name
+    small = {"conversations": "workload.num_sessions=6"}.get(words[0].partition("=")[2], "workload.num_requests=6")
+    commands.synthesize(out, [*words, small], to=to, console=screen)
+    written = read(out)
+    commands.info(out, console=screen)
+    loaded = Recorded(path=str(out)).load()
+    assert loaded.equals(written) and len(written) >= 6
+    if to == "mooncake" and written.ids is not None:
+        assert written.ids.width == 16
+
+
+def test_columns_by_the_words_of_the_command_line(tmp_path, screen):
+    path = tmp_path / "t.csv"
+    path.write_text("ts,n,prompt_tokens,priority\n1,4,8,3\n2,5,9,1\n")
+    options = ReadOptions(time_unit="s", columns=commands.column_names(["arrival=ts", "output_tokens=n"]))
+    commands.info(path, "table", options=options, console=screen)
+    assert "2" in said(screen)
+    with pytest.raises(ConfigError, match="--columns arrival: expected ours=theirs"):
+        commands.column_names(["arrival"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay import facts, replay
 
-from schedlab.framework.content import TokenContent
+from schedlab.framework.content import TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO, EngineRequest, SamplingParams
 from schedlab.workloads.options import ReadOptions
@@ -39,6 +39,25 @@ def test_a_run_repeats_from_its_own_folder(tmp_path_factory, trace, service_ms, 
     again = read(path)
     source = make_source(again, Terms(slo_classes=again.slo_classes, prompt_seed=again.provenance.prompt_seed or 0))
     assert [facts(r) for r in first] == [facts(r) for _, r in replay(source, lambda r: service_ms * MS)]
+
+
+def test_what_a_killed_run_offered_is_read_up_to_its_last_flush(tmp_path):
+    requests = [
+        EngineRequest(f"r{i}", i, 5, UniqueContent(i), recorded_output_tokens=3, source_row=i) for i in range(9)
+    ]
+    writer = WorkloadWriter(tmp_path / "workload.jsonl.gz")
+    for request in requests[:7]:
+        writer.write(request)
+    writer.flush()
+    killed = (tmp_path / "workload.jsonl.gz").read_bytes()
+    for request in requests[7:]:
+        writer.write(request)
+    writer.close()
+    assert len(read(tmp_path)) == 9
+    (tmp_path / "workload.jsonl.gz").write_bytes(killed)
+    with pytest.warns(UserWarning, match="workload.jsonl.gz: the compressed file ends early; read up to its last"):
+        trace = read(tmp_path)
+    assert trace.request_id.tolist() == [f"r{i}" for i in range(7)]
 
 
 @given(strategies.traces(sessions=False))

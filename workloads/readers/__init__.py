@@ -17,7 +17,8 @@ from typing import Any, Protocol, cast
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.workloads.files import listed
 from schedlab.workloads.options import ReadOptions
-from schedlab.workloads.records import first_record
+from schedlab.workloads.records import first_record, to_last_whole_row
+from schedlab.workloads.soundness import check
 from schedlab.workloads.trace import Trace
 
 
@@ -28,20 +29,33 @@ class Reader(Protocol):
     def read(self, path: Path, options: ReadOptions) -> Trace: ...
 
 
+OFFERED = "workload.jsonl.gz"
+"""The requests that a run was offered, in its folder."""
 ALWAYS = frozenset({"keep_failed", "keep_empty", "strict"})
 
 
 def read(path: str | Path, format: str | None = None, options: ReadOptions | None = None) -> Trace:
-    """The trace in a file; `format=None` tells it from the keys of the first record, never from magnitudes."""
-    path, options = Path(path), options or ReadOptions()
+    """The trace in a file, or what the run of a folder was offered; `format=None` tells the format from the keys of the
+    first record, never from magnitudes.
+
+    A file that ends within a row is read up to the row above, with a warning and a count, or refused by `strict`.
+    """
+    path, options = offered_file(Path(path)), options or ReadOptions()
     name = detect(path) if format is None else format
     reader = load(name)
     useful, default = reader.OPTIONS | ALWAYS, ReadOptions()
     for option in (f.name for f in fields(options)):
         if getattr(options, option) != getattr(default, option) and option not in useful:
             raise ConfigError(f"format {name} has no use for {option}; it takes {', '.join(sorted(useful))}")
-    trace = reader.read(path, options)
+    trace = to_last_whole_row(lambda: reader.read(path, options), options.strict)
+    check(trace)
     return trace if format is not None else trace.assuming(f"format {name}, from the keys of the first record")
+
+
+def offered_file(path: Path) -> Path:
+    """What a run's folder keeps of its workload; any other path as it is."""
+    inside = path / OFFERED
+    return inside if inside.is_file() else path
 
 
 def formats() -> list[str]:
@@ -62,6 +76,8 @@ def load(format: str) -> Reader:
 
 def detect(path: Path) -> str:
     """The one format whose key set the first record has."""
+    if path.is_dir():
+        raise TraceError(f"{path}: is a folder, expected a file, a run's folder with {OFFERED}, or format=weka")
     record = first_record(path)
     found = [name for name in formats() if load(name).matches(record)]
     if len(found) == 1:

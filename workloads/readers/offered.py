@@ -19,6 +19,7 @@ from schedlab.workloads.builder import Builder
 from schedlab.workloads.files import shown
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, json_batches
+from schedlab.workloads.soundness import check
 from schedlab.workloads.source import decode_sampling, visible_ns
 from schedlab.workloads.trace import BlockIds, Trace
 from schedlab.workloads.values import MAX_NS, integers
@@ -48,6 +49,7 @@ def read(path: Path, options: ReadOptions) -> Trace:
         columns["priority"] = batch.parse("priority", lambda v: integers(v, -MAX_NS, MAX_NS, absent=0))
         builder.add(len(batch), **columns, **contents.add(batch), **extras.add(batch))
     trace = extras.onto(contents.onto(builder.trace(path, "offered")))
+    check(trace, np.arange(len(trace)))
     backwards = np.flatnonzero(np.diff(visible_ns(trace)) < 0)
     if len(backwards):
         raise TraceError(f"{path}: row {backwards[0] + 1} becomes visible before the row above it")

@@ -20,9 +20,9 @@ import numpy as np
 from schedlab.framework.errors import TraceError
 from schedlab.workloads import values
 from schedlab.workloads.builder import FORBIDDEN, Builder, check_id_counts, finish
-from schedlab.workloads.files import open_text, shown
+from schedlab.workloads.files import shown
 from schedlab.workloads.options import ReadOptions
-from schedlab.workloads.records import Batch, parse_object
+from schedlab.workloads.records import Batch, json_lines, parse_object
 from schedlab.workloads.trace import Trace
 
 OPTIONS = frozenset({"time_unit", "block_size", "hash_scope"})
@@ -125,8 +125,7 @@ def read(path: Path, options: ReadOptions) -> Trace:
 def sessions(path: Path) -> Iterator[tuple[int, Path, dict[str, Any]]]:
     """Line, file and object of every session."""
     for file in sorted(path.glob("*.json*")) if path.is_dir() else [path]:
-        with open_text(file) as text:
-            lines = [(n, line) for n, line in enumerate(text, 1) if not line.isspace()]
+        lines = json_lines(file)
         if lines and lines[0][1].strip() == "{":  # one object over many lines
             lines = [(1, "".join(line for _, line in lines))]
         for row, (n, line) in enumerate(lines):

@@ -15,7 +15,7 @@ class PoolLauncher(Launcher):
         self.n_jobs = n_jobs
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from schedlab.experiments.launching import Sweep
+        from schedlab.experiments.sweep.launching import Sweep
 
         self.sweep = Sweep.of(hydra_context, task_function, config)
 

@@ -16,11 +16,11 @@ class SchedlabRayLauncher(Launcher):
         self.cluster = cluster
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from schedlab.experiments.launching import Sweep
+        from schedlab.experiments.sweep.launching import Sweep
 
         self.sweep = Sweep.of(hydra_context, task_function, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from schedlab.experiments.remote import Cluster
+        from schedlab.experiments.sweep.remote import Cluster
 
         return self.sweep.on_ray(job_overrides, initial_job_idx, Cluster(**self.cluster))

@@ -1,0 +1,90 @@
+"""The commands that turn finished runs into conclusions. Knows their arguments; the work is elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedlab.framework.errors import ConfigError
+
+FORMS = ("terminal", "json", "markdown")
+
+
+def compare(
+    directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")],
+    baseline: Annotated[
+        str | None, typer.Option(help="what the others are judged against: a variant, a policy or a directory")
+    ] = None,
+    primary: Annotated[str, typer.Option(help="the one metric that the question is about")] = "goodput/requests_per_s",
+    metric: Annotated[
+        list[str] | None, typer.Option(help="another metric to look at, in place of the usual ones")
+    ] = None,
+    gate: Annotated[
+        list[str] | None, typer.Option(help="'ttft/p99 +5%': exit with 1 on a confident regression beyond that")
+    ] = None,
+    level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
+    effect: Annotated[float, typer.Option(help="the smallest relative change that matters: 0.01 is 1 %")] = 0.01,
+    format: Annotated[str, typer.Option(help="terminal, json or markdown")] = "terminal",
+    out: Annotated[
+        Path | None, typer.Option(help="where verdicts.json and .md go; into the sweep, if left out")
+    ] = None,
+    wandb: Annotated[str | None, typer.Option(help="offline, online or disabled; as the runs, if left out")] = None,
+    bounds: Annotated[bool, typer.Option(help="show how far runs are from what no schedule could beat")] = True,
+) -> None:
+    """Table of finished runs, and verdicts from paired replicates: better, worse, below what matters, inconclusive."""
+    from schedlab.experiments.analysis import compare as comparing
+
+    if format not in FORMS:
+        raise ConfigError(f"--format {format}: expected one of {', '.join(FORMS)}")
+    if wandb not in (None, "offline", "online", "disabled"):
+        raise ConfigError(f"--wandb {wandb}: expected offline, online or disabled")
+    if not 0.5 <= level < 1:
+        raise ConfigError(f"--level {level}: expected a probability from 0.5 up to 1")
+    if not 0 <= effect < 1:
+        raise ConfigError(f"--effect {effect}: expected a share from 0 up to 1")
+    options = {
+        "baseline": baseline, "primary": primary, "metrics": metric or None, "gates": gate or (), "level": level,
+        "effect": effect,
+    }  # fmt: skip
+    if comparing.compare(directories, form=format, out=out, wandb_mode=wandb, bounds=bounds, options=options):
+        raise typer.Exit(1)
+
+
+def replay(
+    directory: Annotated[Path, typer.Argument(help="a run directory")],
+    words: Annotated[list[str] | None, typer.Argument(help="knobs of the other policy: policy.chunk_size=256")] = None,
+    policy: Annotated[str | None, typer.Option(help="another policy, on the same arrivals")] = None,
+    out: Annotated[Path | None, typer.Option(help="a directory that keeps the run under the other policy")] = None,
+) -> None:
+    """Execute a run again from its files: the same decisions, or those of another policy."""
+    from schedlab.experiments.analysis.replay import replay_command
+
+    if policy is None and (words or out):
+        raise ConfigError("replay: knobs and --out are for another policy, --policy NAME")
+    if not replay_command(directory, policy, words or (), out):
+        raise typer.Exit(1)
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="a run directory")],
+    b: Annotated[Path, typer.Argument(help="another")],
+    requests: Annotated[int, typer.Option(help="so many requests, those first that fare worst in the other run")] = 10,
+    step: Annotated[bool, typer.Option("--step", help="walk on from where they part")] = False,
+    format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
+) -> None:
+    """The first step at which two runs part: what each saw and decided, and what it did to each request."""
+    from schedlab.experiments.analysis.diff import diff as show_difference
+
+    if format not in ("terminal", "json"):
+        raise ConfigError(f"--format {format}: expected terminal or json")
+    if requests < 0:
+        raise ConfigError(f"--requests {requests}: expected 0 or more")
+    show_difference(a, b, requests=requests, step=step, form=format)
+
+
+def declare(app: typer.Typer) -> None:
+    """Make the functions above commands of `app`."""
+    for command in (compare, replay, diff):
+        app.command()(command)

@@ -1,0 +1,96 @@
+"""A run again from its own folder: the manifest's configuration, the requests that were offered, and named changes.
+
+Knows how a manifest becomes an experiment; keeps nothing on disk. What ran on a real engine is repeated on the virtual
+clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.run.api import Experiment
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.tables import RunTables
+from schedlab.workloads.replicate import leaders
+from schedlab.workloads.trace import Trace
+
+VIRTUAL = "schedlab.experiments.engines.virtual"
+ON_CPU = "schedlab.experiments.engines.cpu"
+NOT_VIRTUAL = ("dtype", "num_threads", "sampling_seed", "kv_space_gib", "batch_invariant", "device")
+"""Keys of the real engines that the virtual one does not have."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """`keys`: dotted keys of the configuration with their new values; `replicas`: engines that share the requests.
+
+    Of several replicas one is run, with every so many-th session or request.
+    """
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    replicas: int = 1
+
+
+def repeatable(config: Mapping[str, Any]) -> bool:
+    """Whether a manifest's configuration names what to build: a run from Python keeps no more than names of it."""
+    return isinstance(config.get("policy"), Mapping)
+
+
+def rerun(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes | None = None) -> RunTables:
+    """What the run in `directory` leaves with `changes`, its manifest too.
+
+    ConfigError if the folder does not say how to repeat it.
+    """
+    experiment = experiment_again(directory, manifest, changes or Changes())
+    tables = experiment.run()
+    tables.manifest = experiment.manifest()
+    return tables
+
+
+def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes) -> Experiment:
+    """What would run again."""
+    from omegaconf import OmegaConf
+
+    from schedlab.experiments.run import compose
+
+    config = (manifest or {}).get("config", {})
+    if not repeatable(config):
+        raise ConfigError(f"{directory}: its manifest, of a run from Python, does not say how to build it")
+    node = OmegaConf.create({**config, "engine": virtual_engine(config, (manifest or {})["engine"])})
+    for key, value in changes.keys.items():
+        OmegaConf.update(node, key, value, merge=False, force_add=True)
+    offered = PastRun(directory).workload
+    return Experiment(
+        policy=compose.build(node.policy, "policy"),
+        workload=replace(offered, trace=share_of(offered.trace, changes.replicas)),
+        engine=compose.build(node.engine, "engine"),
+        seed=0,
+        slo=compose.build_optional(node.slo, "slo"),
+        predictor=compose.build_optional(node.predictor, "predictor"),
+        **config["measure"],
+        config=compose.resolve(node),
+    )
+
+
+def share_of(trace: Trace, replicas: int) -> Trace:
+    """What one of `replicas` engines gets: every so many-th session or request outside of sessions."""
+    leader = np.unique(leaders(trace), return_inverse=True)[1]
+    return trace.where(leader % replicas == 0, "of_other_replicas")
+
+
+def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's node for the virtual clock, with the limits that the run had."""
+    engine = dict(config["engine"])
+    if engine["_target_"] == VIRTUAL:
+        return engine
+    from schedlab.experiments.run.compose import preset
+
+    hardware = preset("hardware", "cpu") if engine["_target_"] == ON_CPU else config["hardware"]
+    kept = {key: value for key, value in engine.items() if key not in NOT_VIRTUAL}
+    return {**kept, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}

@@ -1,0 +1,275 @@
+"""Finished runs side by side, from their files: headline figures, what differs between the runs, which tokens agree.
+
+Knows how to read runs and how to lay a table out (terminal in ms, Markdown, JSON); computes no figure of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from schedlab.experiments.analysis.agreement import describe_agreement
+from schedlab.experiments.analysis.pressure import pressure
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import write_json, write_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LIMITS = ("max_num_batched_tokens", "max_num_seqs", "num_blocks", "block_size", "max_model_len", "swap_space_gib")
+"""What runs must share for their latencies to be a matter of policy."""
+SIDE_BY_SIDE = 6
+"""Up to so many runs are columns of the table; more are its rows."""
+UNKNOWN = "–"
+
+
+class Figure(NamedTuple):
+    """A summary key, its heading, and the format of its value after multiplication by `scale`."""
+
+    key: str
+    heading: str
+    format: str
+    scale: float = 1
+
+    def write(self, value: float | None) -> str:
+        return UNKNOWN if value is None else format(value * self.scale if self.scale != 1 else value, self.format)
+
+
+FIGURES = (
+    Figure("ttft/mean", "TTFT mean ms", ",.1f", 1e3),
+    Figure("ttft/p99", "TTFT p99 ms", ",.1f", 1e3),
+    Figure("tpot/mean", "TPOT mean ms", ",.1f", 1e3),
+    Figure("itl/p99", "ITL p99 ms", ",.1f", 1e3),
+    Figure("e2e/p99", "E2E p99 ms", ",.1f", 1e3),
+    Figure("throughput/output_tokens_per_s", "output tok/s", ",.1f"),
+    Figure("goodput/requests_per_s", "goodput req/s", ",.2f"),
+    Figure("slo/attainment", "SLO met", ".1%"),
+    Figure("prefix/hit_rate", "prefix hits", ".1%"),
+    Figure("kv/utilization_mean", "KV used", ".1%"),
+    Figure("preemptions/recompute", "preempted", ",d"),
+    Figure("preemptions/swap", "swapped", ",d"),
+    Figure("pressure/queue", "steps with a queue", ".1%"),
+    Figure("pressure/split_prompts", "prompts split", ",d"),
+    Figure("requests/finished", "finished", ",d"),
+    Figure("requests/rejected", "rejected", ",d"),
+    Figure("scheduler/us_per_step", "scheduler µs/step", ",.1f"),
+)
+HEADLINE = ("ttft/p99", "itl/p99", "throughput/output_tokens_per_s", "slo/attainment", "requests/finished")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory as it was read."""
+
+    directory: Path
+    tables: RunTables
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return self.tables.manifest or {}
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What the run was asked to be: the options chosen for each group, and every key that was given."""
+        return {**self.manifest.get("labels", {}), **self.manifest.get("overrides", {})}
+
+    @property
+    def policy(self) -> str:
+        return str(self.labels.get("policy", self.directory.name))
+
+    @property
+    def complete(self) -> bool:
+        return self.tables.status == "finished"
+
+    @property
+    def error(self) -> str | None:
+        return self.tables.result["error"]  # type: ignore[no-any-return]
+
+    @property
+    def slos(self) -> list[dict[str, Any]]:
+        return list(self.tables.result["measurement"]["slo"])
+
+    def limit(self, name: str) -> Any:
+        return self.manifest.get("engine", {}).get(name)
+
+    @property
+    def arrivals(self) -> str:
+        """Equal for runs that were offered the same requests."""
+        workload = self.manifest.get("workload", {}), self.manifest.get("config", {}).get("workload")
+        return json.dumps([*workload, str(self.labels.get("seed"))], sort_keys=True)
+
+    @property
+    def task(self) -> str:
+        """Equal for runs that were offered the same requests on the same model and kind of engine."""
+        model = self.manifest.get("config", {}).get("model")
+        return json.dumps([self.arrivals, self.labels.get("engine"), model], sort_keys=True)
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The summary and, where there are logs, how short capacity was."""
+        if not self.complete:
+            return {}
+        logged = self.tables.result["record"] == "full"
+        return {**self.tables.summary, **(pressure(self.tables) if logged else {})}
+
+
+class Comparison:
+    """Runs in the order of their directories; `names` tell them apart."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.names = distinguishing_names(runs)
+        self.complete = {name: run for name, run in zip(self.names, runs, strict=True) if run.complete}
+        self.failed = {name: run for name, run in zip(self.names, runs, strict=True) if not run.complete}
+
+    @classmethod
+    def read(cls, paths: Iterable[Path], required: bool = False) -> Comparison:
+        """All runs in and below `paths`. ConfigError for a path without any, if `required`."""
+        runs: list[Run] = []
+        for path in paths:
+            found = sorted(path.rglob("result.json"), key=_numbers_in_order)
+            if required and not found:
+                raise ConfigError(f"{path}: no run in here, there is no result.json")
+            runs += [Run(result.parent, read_run(result.parent)) for result in found]
+        return cls(runs)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader must know besides the figures, the runs without figures included."""
+        runs = list(self.complete.values())
+        notes = (
+            [*slo_notes(runs), *limit_notes(runs), *arrival_notes(runs), *token_notes(self.complete)] if runs else []
+        )
+        return notes + [f"{run.tables.status}: {name}: {run.error}" for name, run in self.failed.items()]
+
+    def rows(self) -> list[list[str]]:
+        """Heading and values of each figure that any run knows."""
+        written = [
+            [figure.heading, *(figure.write(run.figures.get(figure.key)) for run in self.runs)] for figure in FIGURES
+        ]
+        return [row for row in written if set(row[1:]) != {UNKNOWN}]
+
+    def laid_out(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows: few runs side by side, many below each other."""
+        rows = self.rows()
+        if len(self.runs) <= SIDE_BY_SIDE:
+            return ["", *self.names], rows
+        headings, *values = zip(*rows, strict=True) if rows else [(), *[()] * len(self.runs)]
+        return ["", *headings], [[name, *of_run] for name, of_run in zip(self.names, values, strict=True)]
+
+    def show(self) -> None:
+        """Print the table and its notes."""
+        from rich.console import Console
+
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+        print_table(console, *self.laid_out(), self.notes)
+
+    def markdown(self) -> str:
+        header, rows = self.laid_out()
+        lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+        table = "".join("| " + " | ".join(value.replace("|", "\\|") for value in line) + " |\n" for line in lines)
+        return table + "\n" + "".join(f"- {note}\n" for note in self.notes)
+
+    def as_json(self) -> dict[str, Any]:
+        runs = [run_json(run, name) for run, name in zip(self.runs, self.names, strict=True)]
+        return {"runs": runs, "notes": self.notes}
+
+    def write(self, directory: Path) -> None:
+        """comparison.md and comparison.json."""
+        write_whole(directory / "comparison.md", self.markdown())
+        write_json(directory / "comparison.json", self.as_json())
+
+
+def print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
+    """Names on the left, figures on the right, `notes` below."""
+    from rich.table import Table
+
+    table = Table(header[0], box=None, pad_edge=False)
+    for heading in header[1:]:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
+
+
+def headline(tables: RunTables) -> str:
+    """A run in one line."""
+    shown = [figure for key in HEADLINE for figure in FIGURES if figure.key == key]
+    return ", ".join(f"{figure.heading} {figure.write(tables.summary[figure.key])}" for figure in shown)
+
+
+def distinguishing_names(runs: Sequence[Run]) -> list[str]:
+    """Each run by its policy and whatever else differs; by its directory where that does not tell them apart."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.labels if key != "policy"))
+    differing = [key for key in keys if len({str(run.labels[key]) for run in runs if key in run.labels}) > 1]
+    names = [
+        " ".join([run.policy, *(f"{key}={run.labels[key]}" for key in differing if key in run.labels)]) for run in runs
+    ]
+    return [
+        name if names.count(name) == 1 else f"{name} ({run.directory})" for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def run_json(run: Run, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "directory": str(run.directory),
+        "status": run.tables.status,
+        "error": run.error,
+        "labels": run.labels,
+        "config_hash": run.tables.result.get("config_hash"),
+        "digest": run.tables.digest,
+        "summary": run.figures or run.tables.summary,
+    }
+
+
+# ---- what may be compared with what ----
+
+
+def slo_notes(runs: Sequence[Run]) -> list[str]:
+    lines = list(dict.fromkeys(f"SLO {slo_line(slo)}" for run in runs for slo in run.slos))
+    if len({json.dumps(run.slos, sort_keys=True) for run in runs}) > 1:
+        lines.append("SLO classes differ between the runs: attainment and goodput cannot be compared")
+    return lines or ["SLO none: every finished request meets it"]
+
+
+def slo_line(slo: Mapping[str, Any]) -> str:
+    """`default: TTFT ≤ 1000 ms, TPOT ≤ 50 ms`"""
+    limits = {
+        key.removesuffix("_s").upper(): value for key, value in slo.items() if key.endswith("_s") and value is not None
+    }
+    return f"{slo['name']}: {', '.join(f'{key} ≤ {value * 1e3:g} ms' for key, value in limits.items()) or 'no limits'}"
+
+
+def limit_notes(runs: Sequence[Run]) -> list[str]:
+    """Budgets, slots and blocks: what they are if equal, and which are not."""
+    found = {name: list(dict.fromkeys(run.limit(name) for run in runs)) for name in LIMITS}
+    differing = [f"limits differ: {name} is {' or '.join(map(str, f))}" for name, f in found.items() if len(f) > 1]
+    same = ", ".join(f"{name} {values[0]}" for name, values in found.items())
+    return differing or [f"{'equal limits' if len(runs) > 1 else 'limits'}: {same}"]
+
+
+def arrival_notes(runs: Sequence[Run]) -> list[str]:
+    kinds = len({run.arrivals for run in runs})
+    return [f"arrivals differ: the runs were offered {kinds} different sets of requests"] if kinds > 1 else []
+
+
+def token_notes(runs: Mapping[str, Run]) -> list[str]:
+    groups: dict[str, dict[str, Path]] = {}
+    for name, run in runs.items():
+        groups.setdefault(run.task, {})[name] = run.directory
+    return [note for group in groups.values() if len(group) > 1 and (note := describe_agreement(group))]
+
+
+def _numbers_in_order(path: Path) -> list[tuple[int, int, str]]:
+    """Job 10 after job 9, names by alphabet."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in path.parts]

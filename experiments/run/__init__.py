@@ -1,0 +1,1 @@
+"""One run: from words or Python to a run directory, a line and a W&B run."""

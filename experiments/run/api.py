@@ -1,0 +1,213 @@
+"""Runs in Python: `schedlab.run(policy, workload, engine)`, without Hydra and, if wished, without files.
+
+Puts a policy, a workload and an engine's setup together, runs them to the end, and hands back the tables. Knows nothing
+of configuration groups, sweeps or trackers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedlab.experiments.engines import EngineSetup, settled_heap
+from schedlab.experiments.run.manifest import describe_run, write_manifest
+from schedlab.experiments.run.offered import Counted, Logged, offered
+from schedlab.experiments.run.progress import Quiet
+from schedlab.experiments.run.text import StopStrings, answer_text
+from schedlab.framework.cost.expand import rates_of
+from schedlab.framework.engine import Engine
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.model.tokenizer import Tokenizer
+from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import Predictor
+from schedlab.framework.request import NS, SLO
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import RunWriter
+from schedlab.framework.stages import ClientView
+from schedlab.workloads.source import decode_sampling
+from schedlab.workloads.trace import Trace
+from schedlab.workloads.workload import Workload
+
+RunResult = RunTables
+"""`.summary`, `.requests`, `.steps`, `.decisions` (columns by name), `.digest`."""
+
+
+@dataclass
+class Experiment:
+    """Everything that decides what a run computes.
+
+    `start_s` and `stop_s` bound the measured window; `observed_at` are a client's stages, None for the engine's view;
+    `record` and `log_format` are those of RunWriter; `store_text` keeps generated texts beside their token ids.
+    `config`, `labels` (what tables name the run by) and `overrides` (what was asked for) go into the manifest as they
+    are.
+    """
+
+    policy: Policy
+    workload: Workload
+    engine: EngineSetup
+    seed: int = 0
+    slo: SLO | None = None
+    predictor: Predictor | None = None
+    clock: str = "auto"
+    start_s: float | None = None
+    stop_s: float | None = None
+    observed_at: ClientView | None = None
+    record: str = "full"
+    log_format: str = "jsonl"
+    store_text: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        own = {"policy": type(self.policy).__name__, "workload": self.workload.name, "engine": self.engine.name}
+        self.labels = {**own, "seed": self.seed, **self.labels}
+        self.config = self.config or {**own, "seed": self.seed, "limits": asdict(self.engine.config)}
+
+    @property
+    def name(self) -> str:
+        return "-".join(str(self.labels[key]) for key in ("policy", "workload", "seed"))
+
+    def run(
+        self, out: Path | None = None, progress: Quiet | None = None, between: Callable[[Engine], None] | None = None
+    ) -> RunResult:
+        """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
+        can be read. `between` is called after every step."""
+        clock, trace = self.engine.clock(self.clock), self.trace
+        check_window(self.measurement, trace)  # a mistake in it should cost no run
+        with ExitStack() as stack:
+            recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
+            with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
+                engine = Engine(
+                    self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
+                )
+                shown.begin(offered(trace))
+                with settled_heap() if clock.measures else nullcontext():
+                    engine.run(self._after_steps(source, shown, between))
+            counters = {**trace.provenance.counts, **source.lag_us()}
+            return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
+
+    @cached_property
+    def trace(self) -> Trace:
+        return self.workload.load(self.seed)
+
+    @property
+    def measurement(self) -> Measurement:
+        config = self.engine.config
+        at_client = self.observed_at is not None
+        return Measurement(config.max_num_seqs, config.num_blocks, self.slo, self.start_s, self.stop_s, at_client)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's. ConfigError if it has none."""
+        if self.engine.path is None:
+            raise ConfigError("text: expected a model with a tokenizer (model.path=… or model=smollm2), found none")
+        return Tokenizer(self.engine.path, self.engine.executor.vocab_size)
+
+    def _after_steps(
+        self, source: Counted, shown: Quiet, between: Callable[[Engine], None] | None
+    ) -> Callable[[Engine], None] | None:
+        """What happens between steps: texts may end requests, and progress is shown; `between` alone if neither."""
+        stop_strings = self._stop_strings()
+        if stop_strings is None and not shown.shows:
+            return between
+
+        def after(engine: Engine) -> None:
+            if stop_strings is not None:
+                stop_strings(engine)
+            shown.update(source, engine.now_ns, len(engine.ledger.waiting), len(engine.ledger.running))
+            if between is not None:
+                between(engine)
+
+        return after
+
+    def _stop_strings(self) -> StopStrings | None:
+        """What ends live requests by their text, where any asks for it and tokens are made."""
+        sampling = self.trace.sampling
+        if sampling is None or not self.engine.executor.needs_inputs or (self.trace.output_tokens >= 0).all():
+            return None
+        return StopStrings(self.tokenizer) if any(decode_sampling(text).stop for text in sampling.names) else None
+
+    def _source(self, out: Path | None) -> Counted:
+        executor, trace = self.engine.executor, self.trace
+        if getattr(self.workload, "measures", False) and self.engine.clock_name(self.clock) == "virtual":
+            raise ConfigError(
+                f"workload {self.workload.name}: expected a clock that measures, as the tokenizer's time is measured; "
+                "found clock=virtual (with workload.measure_tokenizer=false, observed_at.preparation applies)"
+            )
+        source = self.workload.source(
+            self.engine.config.max_model_len,
+            self.slo,
+            self.seed,
+            vocab_size=executor.vocab_size if executor.needs_inputs else None,
+            trace=trace,
+        )
+        if self.observed_at is not None:
+            source = self.observed_at.around(source, self.seed)
+        if out is None:
+            return Counted(source, len(trace))
+        text = partial(answer_text, self.tokenizer) if self.store_text else None
+        return Logged(source, len(trace), out, text)
+
+    def _writer(self, out: Path) -> RunWriter:
+        manifest = self.manifest()
+        writer = RunWriter(
+            out,
+            self.measurement,
+            record=self.record,
+            log_format=self.log_format,
+            config_hash=manifest["config_hash"],
+        )
+        write_manifest(out, manifest)
+        return writer
+
+    def manifest(self) -> dict[str, Any]:
+        return describe_run(
+            config=self.config,
+            labels=self.labels,
+            overrides=self.overrides,
+            seeds={"seed": self.seed},
+            policy=self.policy,
+            trace=self.trace,
+            engine=asdict(self.engine.config),
+            clock=self.engine.clock_name(self.clock),
+            cost=rates_of(self.engine.executor),
+            kernels=getattr(self.engine.executor, "kernels", None),
+        )
+
+
+def check_window(measurement: Measurement, trace: Trace) -> None:
+    """ConfigError if it is clear before a run that none of its requests will arrive in the measured window."""
+    if not measurement.windowed or (trace.after is not None and (trace.after >= 0).any()):
+        return  # when a turn that waits for another arrives is the run's to say
+    if len(trace) and not np.any(measurement.inside(trace.arrival_ns)):
+        first, last = trace.arrival_ns[0] / NS, trace.arrival_ns[-1] / NS
+        raise ConfigError(
+            f"measure: no request arrives {measurement.window}; those of {trace.name} do from {first:g} to {last:g} s"
+        )
+
+
+def run(
+    policy: Policy,
+    workload: Workload,
+    engine: EngineSetup,
+    seed: int = 0,
+    slo: SLO | None = None,
+    out: str | Path | None = None,
+    **more: Any,
+) -> RunResult:
+    """One run of `policy` on `workload` and `engine`; `more` are further fields of `Experiment`.
+
+    `engine` comes from `schedlab.engines`, as in `engines.virtual("llama3.1-8b", "h100")` or `engines.cpu("tiny",
+    num_blocks=64)`. With `out`, a run directory is written there.
+    """
+    experiment = Experiment(policy, workload, engine, seed, slo, **more)
+    return experiment.run(None if out is None else Path(out))

@@ -1,0 +1,255 @@
+"""`schedlab run`: from a composed config to a run directory, a line or a table, and a W&B run.
+
+Knows which part of the config becomes which part of an experiment. A job that fails leaves a result that says so and
+costs the other jobs of a sweep nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison, headline
+from schedlab.experiments.run import compose
+from schedlab.experiments.run.api import Experiment
+from schedlab.experiments.run.checks import check_arguments
+from schedlab.experiments.run.manifest import MANIFEST, write_manifest
+from schedlab.experiments.run.progress import progress
+from schedlab.experiments.run.tracking import NoTracker, Tracker, WandbConfig, start_tracker
+from schedlab.experiments.sweep import resume
+from schedlab.experiments.sweep.identity import identity_of
+from schedlab.experiments.sweep.objective import Objective
+from schedlab.framework.errors import ConfigError, SchedlabError
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import RunWriter, write_json
+
+GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The top-level keys that are not groups."""
+
+    seed: int
+    clock: str
+    progress: bool
+    plots: bool
+    timeline: int
+    record: str
+    log_format: str
+    store_text: bool
+    resume: bool
+
+
+def run_job(config: DictConfig) -> float | list[float] | None:
+    """One run of a composed config, in Hydra's output directory; with `resume`, if it was not made before.
+
+    Returns what `objective` asks for.
+    """
+    own, sweep = compose.output_directory(), compose.sweep_directory()
+    try:
+        directory, verb = made(config)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: what was written can be read in {short(sweep or own)}", file=sys.stderr)
+        raise
+    except Exception as error:
+        if sweep is None:
+            raise
+        print(f"{own.name}: failed: {compose.flat(error)}", file=sys.stderr)
+        return worst_of(config)
+    tables = read_run(directory)
+    if sweep is None:
+        Comparison.read([directory]).show()
+        print(f"in {short(directory)}")
+    else:
+        print(f"{directory.name}: {verb}{headline(tables)}")
+    objective = objective_of(compose.resolve(config.objective))
+    if missing := objective.unknown(tables.summary):
+        print(
+            f"{directory.name}: {', '.join(missing)}: unknown in this run, so it counts as the worst", file=sys.stderr
+        )
+    return objective.of(tables.summary)
+
+
+def worst_of(config: DictConfig) -> float | list[float] | None:
+    """What a failed run returns to a search, which goes on; None if nothing is asked for, or not rightly."""
+    try:
+        return objective_of(compose.resolve(config.objective)).of(None)
+    except compose.USER_ERRORS:
+        return None
+
+
+def made(config: DictConfig) -> tuple[Path, str]:
+    """The directory of this run, and a word where it was there before. What raises is in its result too."""
+    directory = compose.output_directory()
+    try:
+        resolved = compose.resolve(config)
+        resumes = settings_of(resolved).resume
+        identity = identity_of(resolved)
+        if resumes:
+            directory = resume.folder_for(identity, directory, compose.sweep_directory())
+        with resume.claimed(directory):
+            if resumes and resume.is_done(directory, identity):
+                return directory, "was finished, "
+            if resumes and (changed := resume.outdated(directory, identity)):
+                print(f"{directory.name}: run again, for {changed} changed")
+            resume.start_over(directory)
+            run_config(resolved, directory)
+            resume.mark_done(directory, identity)
+    except Exception as error:
+        record_failure(directory, error)
+        raise
+    return directory, ""
+
+
+def objective_of(keys: Mapping[str, Any]) -> Objective:
+    check_arguments("objective", keys, Objective)
+    return Objective(**keys)
+
+
+def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
+    settings = settings_of(resolved)
+    objective_of(resolved["objective"])  # a mistake in it should cost no run
+    experiment = experiment_of(resolved, settings)
+    tracker = tracker_of(resolved["wandb"], experiment, directory)
+    try:
+        tables = experiment.run(directory, progress(experiment.name, settings.progress))
+        if settings.plots and settings.record == "full":
+            from schedlab.experiments.analysis.plots import save_all
+
+            with drawing(directory):
+                save_all(read_run(directory), directory / "plots")
+        if settings.record == "full":
+            add_timeline(directory, settings.timeline)
+    except BaseException:
+        tracker.finish(None)
+        raise
+    tracker.finish(tables)
+    return tables
+
+
+def settings_of(resolved: Mapping[str, Any]) -> Settings:
+    keys = {name: resolved[name] for name in Settings.__dataclass_fields__}
+    check_arguments("", keys, Settings)
+    if keys["timeline"] < 0:
+        raise ConfigError(f"timeline: expected 0 steps or more, found {keys['timeline']}")
+    return Settings(**keys)
+
+
+def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment:
+    """Build every part that a resolved configuration names."""
+    check_arguments("measure", resolved["measure"], Experiment)
+    return Experiment(
+        policy=compose.build(resolved["policy"], "policy"),
+        workload=compose.build(resolved["workload"], "workload"),
+        engine=compose.build(resolved["engine"], "engine"),
+        seed=settings.seed,
+        slo=compose.build_optional(resolved["slo"], "slo"),
+        predictor=compose.build_optional(resolved["predictor"], "predictor"),
+        clock=settings.clock,
+        **resolved["measure"],
+        observed_at=compose.build_optional(resolved["observed_at"], "observed_at"),
+        store_text=settings.store_text,
+        record=settings.record,
+        log_format=settings.log_format,
+        config=resolved,
+        labels={**compose.choices(GROUPS), "seed": settings.seed},
+        overrides=compose.overrides(),
+    )
+
+
+def tracker_of(keys: Mapping[str, Any], experiment: Experiment, directory: Path) -> Tracker:
+    check_arguments("wandb", keys, WandbConfig)
+    settings, sweep, labels = WandbConfig(**keys), compose.sweep_directory(), experiment.labels
+    if settings.mode == "disabled":
+        return NoTracker()
+    named = replace(
+        settings,
+        group=settings.group or (f"{sweep.parent.name}/{sweep.name}" if sweep else None),
+        name=settings.name or experiment.name,
+        tags=[
+            *settings.tags,
+            *(str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels),
+        ],
+    )
+    return start_tracker(named, {**experiment.config, **flat_facts(experiment.manifest())}, directory)
+
+
+def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What W&B shows beside the configuration."""
+    return {
+        "git_sha": (manifest["git"] or {}).get("commit"),
+        "git_dirty": (manifest["git"] or {}).get("dirty"),
+        "schedlab_version": manifest["versions"]["schedlab"],
+        "versions": manifest["versions"],
+        "core": manifest["core"],
+        "policy_class": manifest["policy"]["class"],
+        "policy_distribution": manifest["policy"]["distribution"],
+        "trace_sha256": manifest["workload"]["sha256"],
+        "config_hash": manifest["config_hash"],
+        "clock_used": manifest["clock"],
+        "machine": manifest["hardware"].get("gpu") or manifest["hardware"]["cpu"],
+    }
+
+
+def compare_sweep(directory: Path, plots: bool) -> bool:
+    """Print and write the table of a sweep, from what its jobs left in files; False if any of them failed."""
+    comparison = Comparison.read([directory])
+    if not comparison.runs:  # a sweep of another command
+        return True
+    comparison.write(directory)
+    comparison.show()
+    drawn = {name: run.tables for name, run in comparison.complete.items() if run.tables.result["record"] == "full"}
+    if plots and 1 < len(drawn) <= SIDE_BY_SIDE:
+        from schedlab.experiments.analysis.plots import save_comparison
+
+        with drawing(directory):
+            save_comparison(drawn, directory / "plots")
+    print(f"in {short(directory)}")
+    return not comparison.failed
+
+
+def add_timeline(directory: Path, max_rows: int) -> None:
+    """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
+    from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
+
+    run = read_run(directory)
+    if 0 < len(run.steps["index"]) <= max_rows:
+        write_timeline(run, directory / TIMELINE)
+
+
+@contextmanager
+def drawing(directory: Path) -> Iterator[None]:
+    """Pictures are drawn from the files: no run is lost for want of one."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"no plots in {short(directory)}: {type(error).__name__}: {error}", stacklevel=3)
+
+
+def record_failure(directory: Path, error: Exception) -> None:
+    """Leave a result that says `failed` and why, with the traceback beside it where some code raised."""
+    path = directory / "result.json"
+    if not path.exists() or read_run(directory).status != "failed":
+        RunWriter(directory, Measurement(1, 1), record="summary").fail(error)
+    write_json(path, {**read_run(directory).result, "error": compose.flat(error)})
+    if not (directory / MANIFEST).exists():
+        write_manifest(directory, {"labels": compose.choices(GROUPS), "overrides": compose.overrides()})
+    if not isinstance(error, SchedlabError) or error.__cause__ is not None:
+        (directory / "error.txt").write_text("".join(traceback.format_exception(error)))
+
+
+def short(directory: Path) -> str:
+    """A path as short as it can be given to a command."""
+    return min(str(directory), os.path.relpath(directory), key=len)

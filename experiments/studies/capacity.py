@@ -1,0 +1,348 @@
+"""`schedlab capacity`: the highest rate at which each of several policies meets its SLO, and goodput against rate.
+
+One workload is offered at many rates, its arrivals scaled in time; every policy sees the same replicates at the same
+rates. Knows how to search and what to run; statistics.py has the intervals, capacity_report.py shows the result.
+
+A replicate's capacity is the highest rate of a grid at which attainment is as high as asked, found by bisection. That
+supposes attainment falls with the rate; where it does not, one of the crossings is found. A finite trace lets a policy
+end its backlog after the last arrival: a short trace flatters it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from schedlab.experiments.analysis.bounds import shared_tokens
+from schedlab.experiments.analysis.statistics import Interval, interval, pairs_needed
+from schedlab.experiments.analysis.verdicts import EFFECT, verdict_of
+from schedlab.experiments.engines import EngineSetup
+from schedlab.experiments.run.api import Experiment
+from schedlab.framework.cost.bounds import Demand, Prices, total_work_ns
+from schedlab.framework.cost.model import CostExecutor
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import Predictor
+from schedlab.framework.request import SLO
+from schedlab.framework.stages import ClientView
+from schedlab.workloads.select import scale_time
+from schedlab.workloads.trace import Trace
+from schedlab.workloads.workload import Offered, Workload
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Say = Callable[[str], None]
+GOODPUT, ATTAINMENT = "goodput/requests_per_s", "slo/attainment"
+WIDEST = 10
+"""Doublings of the first rate within which a capacity is sought, both ways."""
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keys of `capacity`."""
+
+    policies: list[str] | None
+    attainment: float
+    replicates: int
+    resolution: float
+    points: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.attainment <= 1:
+            raise ConfigError(f"capacity.attainment: expected a share above 0, up to 1, found {self.attainment}")
+        if self.replicates < 1:
+            raise ConfigError(f"capacity.replicates: expected at least 1, found {self.replicates}")
+        if not 0 < self.resolution <= 1:
+            raise ConfigError(f"capacity.resolution: expected a relative step in (0, 1], found {self.resolution}")
+        if self.points < 0:
+            raise ConfigError(f"capacity.points: expected at least 0, found {self.points}")
+
+
+# ---- what is run ----
+
+
+@dataclass(kw_only=True)
+class AtRate(Offered):
+    """A trace whose requests arrive at `rate` a second on average."""
+
+    trace: Trace
+    rate: float
+
+    def load(self, seed: int = 0) -> Trace:
+        return scale_time(self.trace, self.trace.mean_rate / self.rate)
+
+
+@dataclass
+class Bench:
+    """Runs a policy on a replicate at a rate, each combination once; makers give fresh parts for every run."""
+
+    policies: Mapping[str, Callable[[], Policy]]
+    workload: Offered
+    make_engine: Callable[[], EngineSetup]
+    slo: SLO
+    make_predictor: Callable[[], Predictor | None] = lambda: None
+    clock: str = "auto"
+    observed_at: ClientView | None = None
+    traces: dict[int, Trace] = field(default_factory=dict)
+    known: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
+
+    def trace(self, seed: int) -> Trace:
+        if seed not in self.traces:
+            trace = self.workload.load(seed)
+            if not trace.span_s:
+                raise ConfigError(f"capacity: {trace.name} arrives all at once; no scale of time gives it a rate")
+            self.traces[seed] = trace
+        return self.traces[seed]
+
+    def summary(self, policy: str, seed: int, rate: float) -> dict[str, Any]:
+        key = policy, seed, rate
+        if key not in self.known:
+            workload = AtRate(name=self.workload.name, trace=self.trace(seed), rate=rate, **self._stages())
+            run = Experiment(
+                policy=self.policies[policy](), workload=cast(Workload, workload), engine=self.make_engine(), seed=seed,
+                slo=self.slo, predictor=self.make_predictor(), clock=self.clock, observed_at=self.observed_at,
+            ).run()  # fmt: skip
+            self.known[key] = run.summary
+        return self.known[key]
+
+    def _stages(self) -> dict[str, Any]:
+        names = ("max_tokens", "slo_classes")
+        return {name: getattr(self.workload, name) for name in names}
+
+    def first_rate(self) -> float:
+        """About what the engine can take: requests by the time that it needs if all are there at once."""
+        policy, seed = next(iter(self.policies)), 1
+        summary = self.summary(policy, seed, len(self.trace(seed)) * 1e9)
+        if not summary["requests/finished"]:
+            raise ConfigError(f"capacity: {policy} finishes no request of {self.workload.name}")
+        return float(summary["throughput/requests_per_s"])
+
+
+# ---- the search ----
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rates in equal relative steps, by number."""
+
+    first: float
+    resolution: float
+
+    def rate(self, step: int) -> float:
+        return float(self.first * (1 + self.resolution) ** step)
+
+    @property
+    def furthest(self) -> int:
+        """How many steps from the first a capacity is sought."""
+        return math.ceil(WIDEST * math.log(2) / math.log1p(self.resolution))
+
+
+def highest(meets: Callable[[int], bool], start: int, furthest: int) -> int | None:
+    """The last step that `meets`: a bracket in growing strides from `start`, then halved.
+
+    None if no step down to -`furthest` does. ConfigError if every one up to `furthest` does.
+    """
+    stride, low, high = 2, start, start
+    if meets(start):
+        while meets(high := low + stride):
+            low, stride = high, 2 * stride
+            if low > furthest:
+                raise ConfigError(
+                    "capacity: attainment does not fall, whatever the rate: the trace is too short for this SLO"
+                )
+    else:
+        while not meets(low := high - stride):
+            high, stride = low, 2 * stride
+            if high < -furthest:
+                return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Of one policy. `rates` in requests/s of each replicate, None where no rate is low enough; `mean` geometric.
+
+    `against_first`: the relative difference to the first policy, its interval and p, paired by replicate.
+    """
+
+    policy: str
+    rates: tuple[float | None, ...]
+    mean: float | None
+    interval: Interval | None
+    against_first: float | None
+    difference: Interval | None
+    p: float | None
+    verdict: str
+    needed: int | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Goodput and attainment of one policy at each rate, means over replicates, with the interval of goodput."""
+
+    policy: str
+    rates: tuple[float, ...]
+    goodput: tuple[float, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    attainment: tuple[float, ...]
+
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Rate and goodput where this is highest."""
+        at = int(np.argmax(self.goodput))
+        return self.rates[at], self.goodput[at]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that one command found. `limit`: requests/s that no schedule exceeds, None where the cost is not modelled."""
+
+    options: Options
+    slo: SLO
+    workload: str
+    requests: int
+    capacities: tuple[Capacity, ...]
+    curves: tuple[Curve, ...]
+    limit: float | None
+    runs: int
+
+
+def study(bench: Bench, options: Options, say: Say = print) -> Study:
+    """Find every capacity, then the curves around them."""
+    seeds = range(1, options.replicates + 1)
+    grid = Grid(bench.first_rate(), options.resolution)
+    found: dict[str, list[float | None]] = {}
+    for policy in bench.policies:
+        found[policy] = capacities_of(bench, grid, policy, seeds, options.attainment)
+        known = [rate for rate in found[policy] if rate is not None]
+        say(f"{policy}: {np.exp(np.mean(np.log(known))):.3g} requests/s" if known else f"{policy}: at no rate")
+    first = next(iter(found.values()))
+    capacities = tuple(judge(policy, rates, first) for policy, rates in found.items())
+    every = [rate for rates in found.values() for rate in rates if rate is not None] or [grid.first]
+    rates = tuple(float(rate) for rate in np.linspace(0.25 * min(every), 1.5 * max(every), options.points))
+    curves = tuple(curve_of(bench, policy, rates, seeds) for policy in bench.policies) if rates else ()
+    requests = sum(len(bench.trace(seed)) for seed in seeds)
+    limit = work_limit(bench, seeds)
+    return Study(options, bench.slo, bench.workload.name, requests, capacities, curves, limit, len(bench.known))
+
+
+def capacities_of(bench: Bench, grid: Grid, policy: str, seeds: Sequence[int], attainment: float) -> list[float | None]:
+    """Requests/s of each replicate; the search for one begins where the one before ended."""
+    found: list[float | None] = []
+    start = 0
+    for seed in seeds:
+
+        def meets(step: int, seed: int = seed) -> bool:
+            share = bench.summary(policy, seed, grid.rate(step))[ATTAINMENT]
+            return share is not None and share >= attainment
+
+        step = highest(meets, start, grid.furthest)
+        found.append(None if step is None else grid.rate(step))
+        start = start if step is None else step
+    return found
+
+
+def judge(policy: str, rates: Sequence[float | None], first: Sequence[float | None]) -> Capacity:
+    """Interval of the mean, and the paired comparison with the first policy's; none where a replicate has no rate."""
+    whole = all(rate is not None for rate in rates)
+    logs = np.log(np.array([rate for rate in rates if rate is not None], dtype=np.float64))
+    mean = float(np.exp(logs.mean())) if whole else None
+    spread = exponential(interval(logs, LEVEL)) if whole and len(logs) > 1 else None
+    if not whole or any(rate is None for rate in first) or len(logs) < 2:
+        return Capacity(policy, tuple(rates), mean, spread, None, None, None, "not judged", None)
+    differences = logs - np.log(np.array(first, dtype=np.float64))
+    judged = interval(differences, LEVEL)
+    change, bounds = float(np.expm1(differences.mean())), (math.expm1(judged.low), math.expm1(judged.high))
+    verdict = verdict_of(bounds, change, EFFECT, good=1)
+    needed = None
+    if verdict == "inconclusive":
+        deviation = float(differences.std(ddof=1))
+        needed = pairs_needed(float(differences.mean()), deviation, LEVEL, at_least=len(differences) + 1)
+    relative = replace(judged, low=bounds[0], high=bounds[1])
+    return Capacity(policy, tuple(rates), mean, spread, change, relative, judged.p, verdict, needed)
+
+
+def exponential(logs: Interval) -> Interval:
+    return replace(logs, low=math.exp(logs.low), high=math.exp(logs.high))
+
+
+def curve_of(bench: Bench, policy: str, rates: Sequence[float], seeds: Sequence[int]) -> Curve:
+    goodput, low, high, attainment = [], [], [], []
+    for rate in rates:
+        runs = [bench.summary(policy, seed, rate) for seed in seeds]
+        values = np.array([run[GOODPUT] or 0.0 for run in runs])
+        bounds = interval(values, LEVEL) if len(values) > 1 else None
+        goodput.append(float(values.mean()))
+        low.append(bounds.low if bounds else None)
+        high.append(bounds.high if bounds else None)
+        attainment.append(float(np.mean([run[ATTAINMENT] or 0.0 for run in runs])))
+    return Curve(policy, tuple(rates), tuple(goodput), tuple(low), tuple(high), tuple(attainment))
+
+
+def work_limit(bench: Bench, seeds: Sequence[int]) -> float | None:
+    """Requests/s by work alone, over all replicates: their number by the least time that their work takes."""
+    setup = bench.make_engine()
+    if not isinstance(setup.executor, CostExecutor):
+        return None
+    limits = setup.config
+    prices = Prices(setup.executor.coefficients, limits.max_num_batched_tokens, limits.max_num_seqs)
+    work = requests = 0.0
+    for seed in seeds:
+        trace = bench.trace(seed)
+        nothing = np.zeros(len(trace))
+        hits = shared_tokens(trace) if limits.enable_prefix_caching else nothing
+        output = np.maximum(trace.output_tokens, 1)
+        demand = Demand(nothing, nothing, nothing, trace.prompt_tokens, output, hits, setup.executor.window)
+        work += float(total_work_ns(demand, prices).sum())
+        requests += len(trace)
+    return requests * 1e9 / work if work else None
+
+
+# ---- the command ----
+
+
+def capacity_job(config: DictConfig) -> None:
+    """Run the study that `config` describes, show it, and write it into Hydra's output directory."""
+    from schedlab.experiments.run import compose
+    from schedlab.experiments.run.checks import check_arguments
+    from schedlab.experiments.run.job import short
+    from schedlab.experiments.studies import capacity_report
+
+    keys = compose.resolve(config.capacity)
+    check_arguments("capacity", keys, Options)
+    options = Options(**keys)
+    found = study(bench_of(config, options), options)
+    directory = compose.output_directory()
+    capacity_report.show(found)
+    capacity_report.write(found, directory, plots=config.plots)
+    print(f"in {short(directory)}")
+
+
+def bench_of(config: DictConfig, options: Options) -> Bench:
+    from schedlab.experiments.run import compose
+    from schedlab.experiments.run.checks import check_whole
+    from schedlab.experiments.studies.fidelity import policies_of
+
+    check_whole(config.measure, "capacity")
+    slo = compose.build_optional(config.slo, "slo")
+    if slo is None or (slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None):
+        raise ConfigError("capacity: expected an SLO class with a limit, found slo=none; choose one of conf/slo")
+    return Bench(
+        policies=policies_of(config, options.policies, "capacity.policies"),
+        workload=compose.build(config.workload, "workload"),
+        make_engine=lambda: compose.build(config.engine, "engine"),
+        slo=slo,
+        make_predictor=lambda: compose.build_optional(config.predictor, "predictor"),
+        clock=config.clock,
+        observed_at=compose.build_optional(config.observed_at, "observed_at"),
+    )
