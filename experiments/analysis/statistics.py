@@ -227,7 +227,7 @@ def power(effect: float, pairs: int, level: float) -> float:
 
 @lru_cache
 def _legendre() -> tuple[np.ndarray, np.ndarray]:
-    return np.polynomial.legendre.leggauss(96)  # type: ignore[no-untyped-call, no-any-return]
+    return np.polynomial.legendre.leggauss(96)
 
 
 def _normal_cdf(values: np.ndarray) -> np.ndarray:
