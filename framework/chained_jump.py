@@ -11,6 +11,7 @@ from schedlab.framework.chain import chain_limit, take_chain
 from schedlab.framework.fast_forward import Jumper, StandingCost, stop_ns
 from schedlab.framework.journal import log_decision
 from schedlab.framework.limits import ending
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.step import Decision
 
 if TYPE_CHECKING:
@@ -115,11 +116,12 @@ def _record(engine: Engine, decision: Decision | None, stretch: Stretch) -> None
         left, since = left - 1, stretch.second_ns
     if left:
         recorder.decode_all(index + steps - left, since, left)
-    recorder.step(
+    row = StepRow(
         index, steps, stretch.begin_ns, stretch.end_ns - stretch.begin_ns, 0, n, 0, n, stretch.context,
         len(ledger.running), len(ledger.waiting), stretch.free, stretch.unowned, 0, stretch.bound,
-        engine.modelled_us * (steps - stretch.followers), stretch.free_block_ns, stretch.free_min,
+        engine.modelled_us * (steps - stretch.followers),
     )  # fmt: skip
+    recorder.step(row, stretch.free_block_ns, stretch.free_min)
     for gap_ns, count in stretch.first_gaps:
         recorder.gap(gap_ns, count)
     recorder.gaps(stretch.gaps, n)

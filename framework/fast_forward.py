@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from schedlab.framework.journal import log_decision
 from schedlab.framework.limits import ending
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.step import Decision
 
 if TYPE_CHECKING:
@@ -75,10 +76,11 @@ class Jumper:
                 recorder.decode_all(index + 1, first, steps - 1)
         else:
             recorder.decode_all(index, now, steps)
-        recorder.step(
+        row = StepRow(
             index, steps, now, end - now, 0, n, 0, n, context, len(ledger.running), len(ledger.waiting), free, unowned,
-            0, bound, engine.modelled_us * steps, free * (first - now) + free_block_ns, free_min,
+            0, bound, engine.modelled_us * steps,
         )  # fmt: skip
+        recorder.step(row, free * (first - now) + free_block_ns, free_min)
         for gap_ns, count in first_gaps:
             recorder.gap(gap_ns, count)
         if shared:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from schedlab.framework.batch import Batch
 from schedlab.framework.executor import StepResult
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.step import Decision
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ def log_step(
     context = batch.decode_context
     for _, start, count in prefills:
         context += start + count
-    engine.recorder.step(
+    engine.recorder.step(StepRow(
         engine.num_steps, batch.steps, decision.now_ns, duration_ns, batch.prefill_tokens, len(decodes), len(prefills),
         len(decodes), context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free,
         ledger.cache.num_unowned,
-        len(batch.copies_out) + len(batch.copies_in), result.bound, scheduler_us, device_us=result.device_us,
-    )  # fmt: skip
+        len(batch.copies_out) + len(batch.copies_in), result.bound, scheduler_us, result.device_us,
+    ))  # fmt: skip
     engine.num_steps += batch.steps
 
 
