@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.step import Decision
 from schedlab.framework.vllm.books import VllmBooks
 
@@ -91,11 +92,11 @@ class Journal:
         self._log_decision(decision)
         began = max(decision.now_ns, self._ended_ns)
         runs = bool(decision.prefills or decision.decodes)
-        self.recorder.step(
+        self.recorder.step(StepRow(
             self.num_steps, 1, began, now_ns - began if runs else 0, sum(p.tokens for p in decision.prefills),
             len(decision.decodes), len(decision.prefills), len(decision.decodes), row.context_tokens, row.running,
             row.waiting, row.free_blocks, row.cached_blocks, 0, None, row.scheduler_us,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def _log_decision(self, decision: Decision) -> None:
         if decision.decodes_all and not (decision.prefills or decision.preempted or decision.refusals):
@@ -126,7 +127,3 @@ class Journal:
     def close(self, backlog_end: int, counters: Mapping[str, int]) -> Any:
         """The engine ends; `backlog_end` requests are left."""
         return self.recorder.close(backlog_end=backlog_end, counters=counters)
-
-
-def journal_from_environment(scheduler: Any, settings: Any) -> Journal | None:
-    return None

@@ -6,12 +6,12 @@ with a KV manager that repeats what each of them was given, and builds its sched
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import Any, ClassVar, NamedTuple
 
 from vllm import __version__
-from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler as SyncScheduler
@@ -23,14 +23,14 @@ from schedlab.framework.request import EngineRequest, State
 from schedlab.framework.step import Decision
 from schedlab.framework.vllm import surface
 from schedlab.framework.vllm.books import Taken, VllmBooks
-from schedlab.framework.vllm.journal import Journal, journal_from_environment
+from schedlab.framework.vllm.journal import Journal
 from schedlab.framework.vllm.own import OwnScheduler
 from schedlab.framework.vllm.pilot import Pilot
 from schedlab.framework.vllm.queue import ArrivalQueue, Granted
 from schedlab.framework.vllm.requests import request_of
 from schedlab.framework.vllm.settings import Settings, read_settings
 
-logger = init_logger("vllm.schedlab")
+logger = logging.getLogger("vllm.schedlab")  # below vLLM's own, and so shown as its lines are
 NAP_S = 0.001
 """How long an empty step of a policy that idles sleeps at most, so that an arrival is seen soon."""
 WAITS = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -108,7 +108,7 @@ class Steered:
         self._offered: dict[str, EngineRequest] = {}
         self._flying: deque[Flying] = deque()
         self._budget = min(vllm.max_num_scheduled_tokens, vllm.scheduler_config.max_num_batched_tokens)
-        self._journal = self.journal or journal_from_environment(vllm, settings)
+        self._journal = self.journal
         self._repeated: Repeated | None = None
         self.num_fallbacks = 0
         if self._pilot is not None:
