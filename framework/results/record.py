@@ -49,7 +49,7 @@ from schedlab.framework.results.tables import (
 from schedlab.framework.results.vllm_bench import vllm_bench
 
 if TYPE_CHECKING:
-    from schedlab.framework.fast_forward import StandingCost
+    from schedlab.framework.jump import StandingCost
 
 _REQUEST_ROW = attrgetter(
     "_request_id", "source_row", "_client", "_session", "_priority", "_deadline_ns", "_slo", "_max_tokens",

@@ -74,7 +74,7 @@ def ended(i: int, status: str = "finished", **fields: Any) -> EngineRequest:
     if status == "rejected":
         request.reason = AWKWARD
         return request
-    request._tokens += 3
+    request._base_tokens += 3
     request._max_tokens = 64
     request.first_scheduled_ns, request._first_token_ns = i * 1_000_003 + 7, i * 1_000_003 + 9_999
     request.cached_tokens = 16 * (i % 2)
