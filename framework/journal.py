@@ -8,6 +8,7 @@ from schedlab.framework.batch import Batch
 from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.step import Decision
 
 
@@ -76,12 +77,13 @@ class Journal:
         context = batch.decode_context
         for _, start, count in prefills:
             context += start + count
-        self.recorder.step(
+        row = StepRow(
             self.num_steps, batch.steps, decision.now_ns, duration_ns, batch.prefill_tokens, decodes, len(prefills),
             decodes, context, len(ledger.running), len(ledger.waiting), ledger.cache.num_free,
             ledger.cache.num_unowned, len(batch.copies_out) + len(batch.copies_in), result.bound, scheduler_us,
-            device_us=result.device_us,
+            result.device_us,
         )  # fmt: skip
+        self.recorder.step(row)
         self.num_steps += batch.steps
 
     def stretch(self, decision: Decision | None, stretch: Stretch) -> None:
@@ -93,11 +95,12 @@ class Journal:
             left, since = left - 1, stretch.second_ns
         if left:
             recorder.decode_all(self.num_steps + steps - left, since, left)
-        recorder.step(
+        row = StepRow(
             self.num_steps, steps, stretch.begin_ns, stretch.end_ns - stretch.begin_ns, 0, n, 0, n, stretch.context,
             len(ledger.running), len(ledger.waiting), stretch.free, stretch.unowned, 0, stretch.bound,
-            self._modelled_us * (steps - stretch.followers), stretch.free_block_ns, stretch.free_min,
+            self._modelled_us * (steps - stretch.followers),
         )  # fmt: skip
+        recorder.step(row, stretch.free_block_ns, stretch.free_min)
         for gap_ns, count in stretch.first_gaps:
             recorder.gap(gap_ns, count)
         recorder.gaps(stretch.gaps, n)

@@ -18,6 +18,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
+from schedlab import core
 from schedlab.framework.batch import Batch
 from schedlab.framework.block_pool import BlockPool
 from schedlab.framework.clock import VirtualClock
@@ -139,7 +140,7 @@ def lookup_costs(tokens: int = 8192) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    table = Table(title="decode-only step, µs of thread CPU time: median (p99)")
+    table = Table(title=f"decode-only step, µs of thread CPU time: median (p99); core {core.mode()}")
     table.add_column("policy")
     sizes = (64, 256, 1024)
     for running in sizes:

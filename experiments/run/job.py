@@ -193,6 +193,7 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "git_dirty": (manifest["git"] or {}).get("dirty"),
         "schedlab_version": manifest["versions"]["schedlab"],
         "versions": manifest["versions"],
+        "core": manifest["core"],
         "policy_class": manifest["policy"]["class"],
         "policy_distribution": manifest["policy"]["distribution"],
         "trace_sha256": manifest["workload"]["sha256"],

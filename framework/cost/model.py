@@ -37,7 +37,7 @@ class CostExecutor:
 
     needs_inputs = False
     chains = True
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_ids = tuple[int, ...]()
 
     def __init__(
         self,

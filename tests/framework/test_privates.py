@@ -12,7 +12,7 @@ CORE = {
     f"framework/{name}.py"
     for name in (
         "books", "columns", "commit", "decode_set", "engine", "invariants", "journal", "ledger", "limits",
-        "prefix_cache", "request", "results/record", "step",
+        "step",
     )
 }  # fmt: skip
 PRIVATE = re.compile(rf"\b(?!self\b)\w+\.({'|'.join(name for name in Request.__slots__)})\b")
