@@ -15,7 +15,7 @@ from vllm.v1.request import RequestStatus
 
 from schedlab.framework.batch import Prefill
 from schedlab.framework.books import Books, PreemptMode, Quote
-from schedlab.framework.lineup import Lineup, QueueView
+from schedlab.framework.ordered_requests import OrderedRequests, QueueView
 from schedlab.framework.request import EngineRequest, Request
 from schedlab.framework.step import Decision
 from schedlab.framework.vllm.hits import Hits
@@ -55,12 +55,12 @@ class VllmBooks(Books):
         self.pool.cached_block_hash_to_block = self.index
         self.theirs: dict[EngineRequest, Any] = {}
         self.ours: dict[str, EngineRequest] = {}
-        self.queue = Lineup()
+        self.queue = OrderedRequests()
         self.waiting = self.queue.requests
         self.waiting_view = QueueView(self.waiting)
         self.blocked: dict[EngineRequest, None] = {}  # they wait for something else than the policy
         self.running: dict[EngineRequest, None] = {}
-        self.prompts = Lineup()
+        self.prompts = OrderedRequests()
         self.ending: dict[EngineRequest, None] = {}  # their last token is in flight
         self.taken: dict[EngineRequest, Taken] = {}
         self.admitted: dict[EngineRequest, None] = {}
@@ -102,7 +102,7 @@ class VllmBooks(Books):
 
     def _leave_running(self, request: EngineRequest) -> None:
         del self.running[request]
-        if request._cadence is self.decode_set:
+        if request._clock is self.decode_set:
             self.decode_set.leave(request)
         else:
             self.prompts.remove(request.admission)
@@ -129,14 +129,14 @@ class VllmBooks(Books):
         return (
             self.waiting_view if self.waiting and self.admits else (),
             self.prompts.snapshot(),
-            self.decode_set.lineup.snapshot(),
+            self.decode_set.ordered.snapshot(),
         )
 
     def running_view(self) -> tuple[Request, ...]:
         return tuple(self.running)
 
     def decodes(self, request: EngineRequest) -> bool:
-        return request._cadence is self.decode_set
+        return request._clock is self.decode_set
 
     @property
     def num_free_slots(self) -> int:
@@ -219,7 +219,7 @@ class VllmBooks(Books):
         return "recompute"
 
     def _note_preemption(self, request: EngineRequest, theirs: Any) -> None:
-        request.lost_tokens = request._computed
+        request.lost_tokens = request.num_computed_tokens
         request._num_preemptions += 1
         request.mirror("preempted", theirs.num_tokens, 0)
         self.victims.append(request)
@@ -267,7 +267,7 @@ class VllmBooks(Books):
             decision.admitted[request] = start
             self.hits.start_computing(request, self.theirs[request], start // self.block_size)
         ended = bool(decision.decodes) and decision.decodes_at < len(decision.prefills)  # the batch's run of decodes
-        if request._cadence is self.decode_set and not ended:
+        if request._clock is self.decode_set and not ended:
             if not decision.decodes:
                 decision.decodes_at = len(decision.prefills)
             decision.decodes.append(request)
@@ -295,7 +295,7 @@ class VllmBooks(Books):
     def advance(self, decision: Decision) -> None:
         """All that was granted counts as computed, and a token as emitted where a prompt came to its end."""
         members = self.decode_set
-        split = [p.request for p in decision.prefills if p.request._cadence is members]
+        split = [p.request for p in decision.prefills if p.request._clock is members]
         decoded = decision.decodes + split
         if decoded:
             if len(decoded) == len(members.members):
@@ -316,14 +316,13 @@ class VllmBooks(Books):
             self.kv.cache_blocks(self.theirs[request], request.num_computed_tokens)
 
     def _compute(self, request: EngineRequest, computed: int) -> None:
-        request._computed = computed
+        tokens = request.num_tokens
+        tokens += computed == tokens
+        request.mirror("running", tokens, computed)
         self.hits.computed(request, min(computed, request.num_prompt_tokens) // self.block_size)
-        if computed == request._tokens:
-            request._tokens += 1
-            if request._tokens >= request.final_tokens:
-                self._let_end(request)
-                return
-        if request._tokens - computed == 1 and request._tokens > request.num_prompt_tokens:
+        if tokens >= request.final_tokens and tokens > request.num_prompt_tokens:
+            self._let_end(request)
+        elif tokens - computed == 1 and tokens > request.num_prompt_tokens:
             self.prompts.remove(request.admission)
             self.decode_set.join(request)
 
@@ -357,7 +356,7 @@ class VllmBooks(Books):
     def num_cached_blocks(self) -> int:
         """Cached blocks that nobody owns: those listed, less the full ones that are owned."""
         others = (*self.prompts.requests, *self.ending)
-        whole = len(self.decode_set.needing_block()) + sum(r._computed % self.block_size == 0 for r in others)
+        whole = len(self.decode_set.needing_block()) + sum(r.num_computed_tokens % self.block_size == 0 for r in others)
         tails = len(self.running) + len(self.ending) - whole
         owned = self.pool.num_gpu_blocks - 1 - self.num_free_blocks
         return max(self.index.num_listed - (owned - tails), 0) if self.kv.enable_caching else 0

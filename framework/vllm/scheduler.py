@@ -186,7 +186,7 @@ class Steered:
         capped = len(theirs.output_token_ids) < theirs.max_tokens
         is_length = theirs.status == RequestStatus.FINISHED_LENGTH_CAPPED
         state = STATES.get(theirs.status, "length_capped" if is_length and capped else "finished")
-        request.mirror(state, theirs.num_tokens, request._computed)
+        request.mirror(state, theirs.num_tokens, request.num_computed_tokens)
         if state == "length_capped":
             request.reason = f"outgrew max_model_len {self.max_model_len}"  # type: ignore[attr-defined]
         if self._journal is not None:
