@@ -26,7 +26,7 @@ from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.fast_forward import Jump, Jumper
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
-from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
+from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed, check_policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import EngineRequest, State
 from schedlab.framework.results.record import Recorder
@@ -51,6 +51,7 @@ class Engine:
         recorder: Recorder,
         predictor: Predictor | None = None,
     ) -> None:
+        check_policy(policy)
         self.name = type(policy).__name__
         if policy.needs_prediction and predictor is None:
             raise ConfigError(
