@@ -251,7 +251,15 @@ def build_optional(node: DictConfig | dict[str, Any] | None, name: str) -> Any:
 
 
 def output_directory() -> Path:
-    return Path(HydraConfig.get().runtime.output_dir)
+    config = HydraConfig.get()
+    if config.job.chdir:
+        raise ConfigError("hydra.job.chdir: expected false: relative paths are those of the folder of the command")
+    return Path(config.runtime.output_dir)
+
+
+def job_number() -> int:
+    """Within its sweep."""
+    return int(HydraConfig.get().job.num)
 
 
 def sweep_directory() -> Path | None:
@@ -283,14 +291,14 @@ def overrides() -> dict[str, str]:
 class ComparisonAtEnd(Callback):
     """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process.
 
-    With `resume`, it also begins with a list of what is there.
+    It begins with a note of what is there, which with `resume` is also told.
     """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        if config.get("resume"):
-            from schedlab.experiments.sweep.resume import list_owners
+        from schedlab.experiments.sweep.resume import list_owners
 
-            done = list_owners(Path(config.hydra.sweep.dir))
+        done = list_owners(Path(config.hydra.sweep.dir))
+        if config.get("resume"):
             print(f"resume: {done} finished {'run' if done == 1 else 'runs'} in {config.hydra.sweep.dir}")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:

@@ -63,6 +63,8 @@ def run_all(task: SweepTask, jobs: list[Job], cluster: Cluster) -> Iterator[tupl
     for number, job in enumerate(jobs):
         config, holder = composer.compose(job.overrides)
         folder, done = destination(config, prepare(job, holder, task.sweep), Path(task.sweep))
+        if folder in {other for _, _, other in plans}:
+            folder = resume.beside(folder, identity_of(compose.resolve(config)))
         if done:
             print(f"{folder.name}: was finished")
             yield number, Outcome()
