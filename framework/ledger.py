@@ -6,24 +6,22 @@ nothing of policies, time or executors.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import Literal
 
 from schedlab.framework.block_pool import NOBODY, AdjacentPool, BlockPool, HostPool
-from schedlab.framework.cohort import DecodeCohort
+from schedlab.framework.books import Books, PreemptMode, Quote
 from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
 from schedlab.framework.eviction import Eviction
-from schedlab.framework.lineup import Lineup, QueueView
+from schedlab.framework.ordered_requests import OrderedRequests, QueueView
 from schedlab.framework.prefix_cache import PrefixCache
-from schedlab.framework.request import STILL, EngineRequest
+from schedlab.framework.request import NOT_DECODING, EngineRequest, Request
 
-PreemptMode = Literal["recompute", "swap"]
 _TABLE = attrgetter("block_table")
 
 
-class Ledger:
-    """The scheduler's books. `waiting` is in arrival order, `running` and `prefilling` in admission order.
+class Ledger(Books):
+    """The engine's own books. `waiting` is in arrival order, `running` and `prefilling` in admission order.
 
     An admission beside running requests leaves `watermark_blocks` free.
     """
@@ -39,18 +37,16 @@ class Ledger:
         eviction: Eviction = "lru",
         watermark_blocks: int = 0,
     ) -> None:
-        self.block_size = block_size
+        super().__init__(block_size, watermark_blocks)
         self.prefix_caching = prefix_caching
-        self.watermark_blocks = watermark_blocks
         self.pool = pool
         self.cache = PrefixCache(pool, block_size, eviction)
         self.host = HostPool(num_host_blocks)
-        self.cohort = DecodeCohort(block_size)
-        self.queue = Lineup()
+        self.queue = OrderedRequests()
         self.waiting = self.queue.requests
         self.waiting_view = QueueView(self.waiting)
         self.running: dict[EngineRequest, None] = {}
-        self.prompts = Lineup()
+        self.prompts = OrderedRequests()
         self.prefilling = self.prompts.requests
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self.copies_out: list[tuple[int, int]] = []
@@ -64,33 +60,56 @@ class Ledger:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
-    def prefix_of(self, request: EngineRequest) -> tuple[int, int]:
-        """For a waiting request: the cached blocks that it would adopt, and the position from which it would
-        compute.
-        """
-        if request.watched is None:
-            return 0, request._computed
+    # -- what a step asks --
+
+    def views(self) -> tuple[Sequence[Request], Sequence[Request], Sequence[Request]]:
+        return (
+            self.waiting_view if self.waiting else (),
+            self.prompts.snapshot() if self.prefilling else (),
+            self.decode_set.ordered.snapshot(),
+        )
+
+    def running_view(self) -> tuple[Request, ...]:
+        return tuple(self.running)
+
+    def decodes(self, request: EngineRequest) -> bool:
+        return request._clock is self.decode_set
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self.free_slots)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.cache.num_free
+
+    @property
+    def reserved_blocks(self) -> int:
+        """The watermark, as long as anybody runs."""
+        return self.watermark_blocks if self.running else 0
+
+    def quote(self, request: EngineRequest) -> Quote:
+        computed = request._base_computed + request._clock.tick
+        if request.watched is None:  # it runs, or has no identity by which anything of it could be found
+            return Quote(computed, 0, len(request.block_table) if request._state == "running" else 0, self.block_size)
         hit = self.cache.hit_blocks(request)
-        return hit, max(hit * self.block_size, request._computed)
+        held = hit - self.cache.unowned_in_hit(request, hit) if hit else 0
+        return Quote(max(hit * self.block_size, computed), hit, held, self.block_size)
 
     def start_of(self, request: EngineRequest) -> int:
-        """Position from which a grant would compute now: what is in the cache, on the host, or already computed."""
-        if request._state == "running" or request.watched is None:
-            return request._computed + request._cadence.tick
-        return self.prefix_of(request)[1]
+        computed = request._base_computed + request._clock.tick
+        return computed if request.watched is None else max(self.cache.hit_blocks(request) * self.block_size, computed)
 
-    def blocks_to_admit(self, request: EngineRequest, tokens: int) -> int:
-        """By how much `num_free` falls if the waiting request is granted `tokens`: new blocks and unowned hits."""
-        if request.watched is None:
-            return -(-(request._computed + tokens) // self.block_size)
-        hit, start = self.prefix_of(request)
-        new = -(-(start + tokens) // self.block_size) - hit
-        return new + self.cache.unowned_in_hit(request, hit) if hit else new
+    def pending_blocks(self, request: EngineRequest) -> int:
+        return self.cache.pending_blocks(request)
 
-    def blocks_to_continue(self, request: EngineRequest, tokens: int) -> int:
-        """The same for a running request."""
-        length = request._computed + request._cadence.tick + tokens
-        return -(-length // self.block_size) - len(request.block_table)
+    def take_changed(self) -> list[EngineRequest]:
+        return self.cache.take_changed()
+
+    def next_tick_fits(self) -> bool:
+        """Whether all of decoding can go on: blocks suffice, and none is evicted that a waiting request counts on."""
+        need = len(self.decode_set.needing_block())
+        return not need or (need <= self.cache.num_free and not self.cache.would_evict_expected_hit(need))
 
     # -- arrivals --
 
@@ -106,60 +125,56 @@ class Ledger:
 
     # -- within a step: verbs of a policy --
 
-    def admit(self, request: EngineRequest, tokens: int) -> int:
-        """Take a slot and blocks for `tokens` more; returns the start. The caller has checked that all of it fits."""
-        hit, start = self.prefix_of(request)
+    def admit(self, request: EngineRequest, quote: Quote, tokens: int) -> None:
+        start, hit = quote.start, quote.hit
         self.cache.unwatch(request)
         table = request.block_table = self.cache.adopt(request, hit) if hit else []
         table += self.cache.allocate(self.blocks_for(start + tokens) - hit, table[-1] if table else NOBODY)
         if request.promised_groups:
             self.cache.start_computing(request)
-        if request.host_blocks and start == request._computed:  # what the cache lost comes from the host
+        if request.host_blocks and start == request._base_computed:  # what the cache lost comes from the host
             swapped = self.blocks_for(start)
             self.copies_in += zip(request.host_blocks[hit:swapped], request.block_table[hit:swapped], strict=True)
         request.slot = self.free_slots.pop()
-        return start
 
-    def withdraw(self, request: EngineRequest) -> None:
-        """Undo an admission of this step: the request waits as before."""
+    def withdraw(self, request: EngineRequest) -> PreemptMode:
         if request.host_blocks:
             back = set(request.host_blocks)
             self.copies_in = [(host, block) for host, block in self.copies_in if host not in back]
         self._vacate(request)
         self.cache.watch(request)
+        return "swap" if request.host_blocks else "recompute"
 
     def grow(self, requests: Collection[EngineRequest]) -> None:
-        """One more block to each of `requests`."""
         self.cache.make_free(len(requests))
         self.pool.grow([*map(_TABLE, requests)])
 
-    def extend(self, request: EngineRequest, tokens: int) -> None:
-        """Blocks for `tokens` more of a running request."""
-        need = self.blocks_to_continue(request, tokens)
+    def extend(self, request: EngineRequest, quote: Quote, tokens: int) -> None:
+        need = quote.blocks(tokens)
         if need > 0:
             request.block_table += self.cache.allocate(need, request.block_table[-1])
 
     def preempt(self, request: EngineRequest, mode: PreemptMode) -> PreemptMode:
-        """Free a running request's slot and blocks at once; returns the mode done. It moves to `waiting` at commit."""
-        if request._cadence is self.cohort:
-            self.cohort.leave(request)
+        """The victim moves to `waiting` at commit."""
+        if request._clock is self.decode_set:
+            self.decode_set.leave(request)
         else:
             self.prompts.remove(request.admission)
         del self.running[request]
         done = self._save(request, mode)
-        self._leave_remains(request)
+        self._stash_preempted(request)
         self._vacate(request)
         if done == "recompute":
-            request.lost_tokens = request._computed
-            request._computed = 0
+            request.lost_tokens = request._base_computed
+            request._base_computed = 0
         request._num_preemptions += 1
         request._state = "swapped" if done == "swap" else "preempted"
         return done
 
     def _save(self, request: EngineRequest, mode: PreemptMode) -> PreemptMode:
-        if mode == "recompute" or not request._computed:
+        if mode == "recompute" or not request._base_computed:
             return "recompute"
-        saved = request.block_table[: self.blocks_for(request._computed)]
+        saved = request.block_table[: self.blocks_for(request._base_computed)]
         host = self.host.take(len(saved))
         if host is None:
             return "recompute"
@@ -168,12 +183,12 @@ class Ledger:
         self.copies_out += zip(saved, host, strict=True)
         return "swap"
 
-    def _leave_remains(self, request: EngineRequest) -> None:
+    def _stash_preempted(self, request: EngineRequest) -> None:
         """Hand computed blocks that are not published yet to the cache, and the rest to the free list."""
         table, published = request.block_table, request.num_published
         whole = max(self._identify_computed(request), published)
         self.pool.give_back(table[whole:])
-        self.cache.leave_remains(request, published, table[published:whole])
+        self.cache.stash_preempted_blocks(request, published, table[published:whole])
         del table[published:]
 
     def _identify_computed(self, request: EngineRequest) -> int:
@@ -184,7 +199,7 @@ class Ledger:
         """
         if not self.prefix_caching:
             return 0
-        whole, chain = request._computed // self.block_size, request.chain
+        whole, chain = request._base_computed // self.block_size, request.chain
         if whole > chain.num_blocks and request.content.shares_output:
             request.chain = request.content.chain(whole * self.block_size, self.block_size)
         elif whole > chain.num_blocks:
@@ -227,12 +242,12 @@ class Ledger:
     def enter_decoding(self, request: EngineRequest) -> None:
         """A prefilling request needs exactly one token now and has emitted one."""
         self.prompts.remove(request.admission)
-        self.cohort.join(request)
+        self.decode_set.join(request)
 
     def publish(self, request: EngineRequest) -> None:
         """Make what the request has computed of its prompt visible to others."""
         if request.promised_groups:
-            computed = min(request._computed, request._num_prompt_tokens)
+            computed = min(request._base_computed, request._num_prompt_tokens)
             self.cache.publish(request, computed // self.block_size)
 
     def leave(self, request: EngineRequest, *, keep: bool = True) -> None:
@@ -247,8 +262,8 @@ class Ledger:
         request.chain = NO_IDENTITY
 
     def _leave_running(self, request: EngineRequest, keep: bool) -> None:
-        if request._cadence is not STILL:
-            self.cohort.leave(request)
+        if request._clock is not NOT_DECODING:
+            self.decode_set.leave(request)
         else:
             self.prompts.remove(request.admission)
         del self.running[request]

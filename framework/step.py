@@ -1,7 +1,7 @@
 """The step transaction: what a policy sees of one engine iteration, and the verbs by which it decides it.
 
-Every verb checks the contract at once and names policy, request and rule when it is broken. Knows the ledger and the
-step's limits; knows nothing of executors, sources or records. Dead after `schedule` returns.
+Every verb checks the contract at once and names policy, request and rule when it is broken. What it changes are some
+engine's `Books`. A step is dead after `schedule` returns.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from schedlab.framework.batch import Prefill
+from schedlab.framework.books import Books, PreemptMode, Quote
 from schedlab.framework.errors import PolicyError
-from schedlab.framework.ledger import Ledger, PreemptMode
 from schedlab.framework.request import NS, EngineRequest, Request, to_ns
 
 __all__ = ["Decision", "Grant", "PreemptMode", "Refusal", "Step"]
@@ -42,18 +42,20 @@ class Decision:
     """What a step decides, as the engine executes it. `prefills[:decodes_at]`, `decodes`, the other prefills: batch
     order.
 
-    `preempted` has the slot that each victim held; `admitted` the start of each new request. Times are ns or infinite.
+    `decodes_all`: `decodes` are all that decode, in their order. `preempted` has the slot that each victim held;
+    `admitted` the start of each new request. Times are ns or infinite.
     """
 
     __slots__ = (
-        "admitted", "decodes", "decodes_at", "hold_until_ns", "idle_until_ns", "now_ns", "preempted", "prefills",
-        "refusals",
+        "admitted", "decodes", "decodes_all", "decodes_at", "hold_until_ns", "idle_until_ns", "now_ns", "preempted",
+        "prefills", "refusals",
     )  # fmt: skip
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
         self.prefills: list[Prefill] = []
         self.decodes: list[EngineRequest] = []
+        self.decodes_all = False
         self.decodes_at = 0
         self.admitted: dict[EngineRequest, int] = {}
         self.preempted: list[tuple[EngineRequest, PreemptMode, int]] = []
@@ -66,23 +68,23 @@ class Step:
     """One engine iteration, while it is being decided."""
 
     __slots__ = (
-        "_budget", "_changed", "_cohort", "_decision", "_decoding", "_index", "_ledger", "_open", "_policy",
-        "_prefilling", "_running", "_waiting",
+        "_books", "_budget", "_changed", "_decision", "_decode_set", "_decoding", "_index", "_open", "_policy",
+        "_prefilling", "_quote", "_quoted", "_running", "_waiting",
     )  # fmt: skip
 
-    def __init__(self, ledger: Ledger, policy: str, index: int, now_ns: int, token_budget: int) -> None:
-        self._ledger = ledger
-        self._cohort = ledger.cohort
+    def __init__(self, books: Books, policy: str, index: int, now_ns: int, token_budget: int) -> None:
+        self._books = books
+        self._decode_set = books.decode_set
         self._policy = policy
         self._index = index
         self._budget = token_budget
         self._decision = Decision(now_ns)
         self._open = True  # further decodes may still join the one run of decodes of the batch
+        self._quoted: EngineRequest | None = None  # whose quote holds: policies ask, and then grant
+        self._quote: Quote | None = None
         self._running: tuple[Request, ...] | None = None
-        self._waiting: Sequence[Request] = ledger.waiting_view if ledger.waiting else ()
-        self._prefilling: Sequence[Request] = ledger.prompts.snapshot() if ledger.prefilling else ()
-        self._decoding = self._cohort.lineup.snapshot()
         self._changed: tuple[Request, ...] | None = None
+        self._waiting, self._prefilling, self._decoding = books.views()
 
     # -- what there is --
 
@@ -116,18 +118,18 @@ class Step:
     def running(self) -> Sequence[Request]:
         """Requests that hold a slot, in admission order, as of the start of the step."""
         if self._running is None:
-            self._running = tuple(self._ledger.running)
+            self._running = self._books.running_view()
         return self._running
 
     @property
     def free_slots(self) -> int:
         """Sequences that may still be admitted."""
-        return len(self._ledger.free_slots)
+        return self._books.num_free_slots
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that can be had now: free and cached-unowned ones."""
-        return self._ledger.cache.num_free
+        return self._books.num_free_blocks
 
     @property
     def cache_changed(self) -> Sequence[Request]:
@@ -135,50 +137,40 @@ class Step:
         order.
         """
         if self._changed is None:
-            self._changed = tuple(self._ledger.cache.take_changed())
+            self._changed = tuple(self._books.take_changed())
         return self._changed
 
     @property
     def watermark_blocks(self) -> int:
         """Blocks that an admission leaves free, as long as anybody runs (`engine.watermark`)."""
-        ledger = self._ledger
-        return ledger.watermark_blocks if ledger.running else 0
+        return self._books.reserved_blocks
 
     def cached_tokens(self, request: Request) -> int:
         """The position from which a grant would compute now; true when read, a later grant may evict it."""
-        ledger = self._ledger
         req: EngineRequest = request  # type: ignore[assignment]
         granted = self._decision.admitted.get(req)
-        return ledger.start_of(req) if granted is None else granted
+        return self._books.start_of(req) if granted is None else granted
 
     def pending_tokens(self, request: Request) -> int:
         """Tokens beyond `cached_tokens` that running or just granted requests are computing and will publish."""
-        ledger, req = self._ledger, _own(request)
-        return ledger.cache.pending_blocks(req) * ledger.block_size
+        return self._books.pending_blocks(_own(request)) * self._books.block_size
 
     def blocks_needed(self, request: Request, tokens: int) -> int:
         """By how much `free_blocks` would fall if `request` were granted `tokens`."""
-        ledger, req = self._ledger, _own(request)
-        if req._state == "running":
-            return max(ledger.blocks_to_continue(req, tokens), 0)
-        return ledger.blocks_to_admit(req, tokens)
+        return max(self._quote_for(_own(request)).blocks(tokens), 0)
 
     def fits(self, request: Request) -> int:
         """The largest grant possible now, in tokens; 0 when none is."""
-        ledger, req = self._ledger, _own(request)
-        if req.step == self._index or self._decodes_all(req) or req._state not in SERVABLE:
+        req, books = _own(request), self._books
+        if req.step == self._index or self._granted_in_bulk(req) or req._state not in SERVABLE:
             return 0
-        if req._state != "running" and not ledger.free_slots:
-            return 0
-        start = ledger.start_of(req)
-        spare = ledger.cache.num_free - self.blocks_needed(req, 0)
-        if ledger.watermark_blocks and req._state != "running":
-            spare -= self.watermark_blocks
-        if spare < 0:
-            return 0
-        have = max(ledger.blocks_for(start), len(req.block_table))
-        room = (have + spare) * ledger.block_size - start
-        return max(min(req.num_tokens - start, self._budget, room), 0)
+        free = books.num_free_blocks
+        if req._state != "running":
+            if not books.num_free_slots:
+                return 0
+            free -= books.reserved_blocks
+        quote = self._quote_for(req)
+        return max(min(req.num_tokens - quote.start, self._budget, quote.most(free)), 0)
 
     # -- verbs --
 
@@ -192,11 +184,11 @@ class Step:
         index = self._index
         if req.step == index:
             self._refuse_again(req)
-        cohort = self._cohort
-        if req._cadence is cohort and self._open and (max_tokens is None or max_tokens > 0):
+        decode_set = self._decode_set
+        if req._clock is decode_set and self._open and (max_tokens is None or max_tokens > 0):
             if self._budget <= 0:
                 return self._refused(req, NO_BUDGET)
-            if (req._computed + cohort.tick) % cohort.block_size == 0 and not self._give_block(req):
+            if (req._base_computed + decode_set.tick) % decode_set.block_size == 0 and not self._give_block(req):
                 return self._refused(req, NO_MEMORY)
             decision = self._decision
             if not decision.decodes:
@@ -215,18 +207,20 @@ class Step:
         """
         if requests is not None:
             return [request for request in requests if not self.grant(self._decoding_only(request))]
-        ledger, cohort, decision = self._ledger, self._cohort, self._decision
-        members = cohort.members
-        if not members:
-            return []
-        needing = cohort.buckets[cohort.tick % cohort.block_size]
-        short = needing and len(needing) > ledger.cache.num_free
+        decode_set, decision = self._decode_set, self._decision
+        members = decode_set.members
+        if not members:  # nobody is left, or each is counted by itself
+            return [r for r in self._decoding if r.state == "running" and not self.grant(r)]
+        needing = decode_set.needing_block()
+        short = needing and len(needing) > self._books.num_free_blocks
         if short or decision.decodes or not self._open or len(members) > self._budget:
             return [r for r in tuple(members) if not self.grant(r)]
         if needing:
-            ledger.grow(needing)
+            self._books.grow(needing)
+            self._quoted = None
         decision.decodes_at = len(decision.prefills)
         decision.decodes = members
+        decision.decodes_all = True
         self._open = False
         self._budget -= len(members)
         return []
@@ -236,19 +230,19 @@ class Step:
 
         `swap` keeps its keys and values on the host; if the host pool is full, it becomes a counted `recompute`.
         """
-        req, ledger = _own(request), self._ledger
+        req, books = _own(request), self._books
         if mode not in ("recompute", "swap"):
             self._fail(f"preempt takes recompute or swap, found {mode!r}", req)
         self._freeze()
+        self._quoted = None
         if req in self._decision.admitted:
             self._take_back(req)
-            ledger.withdraw(req)
-            return "recompute" if not req.host_blocks else "swap"
+            return books.withdraw(req)
         if req._state != "running":
             self._fail("only a running request can be preempted", req)
         self._take_back(req)
         slot = req.slot
-        done = ledger.preempt(req, mode)
+        done = books.preempt(req, mode)
         req.step = self._index
         self._decision.preempted.append((req, done, slot))
         return done
@@ -267,40 +261,49 @@ class Step:
 
     def close(self) -> Decision:
         """The engine calls this when `schedule` returned: the step is dead, every further use is a PolicyError."""
-        decision = self._decision
+        decision, members = self._decision, self._decode_set.members
+        if members and not decision.decodes_all:
+            decision.decodes_all = decision.decodes == members
         self.__class__ = DeadStep
         return decision
 
     # -- how the verbs do it --
 
     def _grant_prefill(self, req: EngineRequest, max_tokens: int | None) -> Grant:
-        ledger = self._ledger
+        books = self._books
         admission = req._state != "running"
         if req._state not in SERVABLE:
             self._fail(f"cannot be granted: it is {req._state}", req)
-        if admission and not ledger.free_slots:
+        if admission and not books.num_free_slots:
             return self._refused(req, NO_SLOT)
-        if not admission and self._decodes_all(req):
+        if not admission and self._granted_in_bulk(req):
             self._refuse_again(req)
-        start = ledger.start_of(req)
-        tokens = req._tokens + req._cadence.tick - start
-        if tokens > self._budget:
-            tokens = self._budget
+        quote = self._quote_for(req)
+        tokens = min(req.num_tokens - quote.start, self._budget)
         if max_tokens is not None and max_tokens < tokens:
             tokens = max_tokens
         if tokens <= 0:
             return self._refused(req, NO_BUDGET)
-        need = ledger.blocks_to_admit(req, tokens) if admission else ledger.blocks_to_continue(req, tokens)
-        if need > ledger.cache.num_free:
-            return self._refused(req, NO_MEMORY)
+        spare = books.num_free_blocks
         if admission:
-            if ledger.watermark_blocks and need > ledger.cache.num_free - self.watermark_blocks:
-                return self._refused(req, NO_MEMORY)
-            self._decision.admitted[req] = start
-            ledger.admit(req, tokens)
+            spare -= books.reserved_blocks
+        if quote.blocks(tokens) > spare:
+            return self._refused(req, NO_MEMORY)
+        self._quoted = None
+        if admission:
+            self._decision.admitted[req] = quote.start
+            books.admit(req, quote, tokens)
         else:
-            ledger.extend(req, tokens)
-        return self._record(req, start, tokens)
+            books.extend(req, quote, tokens)
+        return self._record(req, quote.start, tokens)
+
+    def _quote_for(self, req: EngineRequest) -> Quote:
+        """The books' quote, asked once for as long as no verb changes what it rests on."""
+        quote = self._quote
+        if quote is None or self._quoted is not req:
+            quote = self._quote = self._books.quote(req)
+            self._quoted = req
+        return quote
 
     def _record(self, req: EngineRequest, start: int, tokens: int) -> Grant:
         if self._decision.decodes:
@@ -311,10 +314,10 @@ class Step:
         return Grant(tokens)
 
     def _give_block(self, req: EngineRequest) -> bool:
-        ledger = self._ledger
-        if not ledger.cache.num_free:
+        if not self._books.num_free_blocks:
             return False
-        req.block_table += ledger.cache.allocate(1, req.block_table[-1])
+        self._books.grow((req,))
+        self._quoted = None
         return True
 
     def _take_back(self, req: EngineRequest) -> None:
@@ -334,22 +337,21 @@ class Step:
                 return
 
     def _freeze(self) -> None:
-        """Before anything leaves the engine's lists, keep what the policy sees as it was at the start of the step."""
+        """Before anything leaves the books' lists, keep what the policy sees as it was at the start of the step."""
         decision = self._decision
-        if decision.decodes is self._cohort.members and decision.decodes:
-            # a bulk grant refers to the cohort's own list
+        if decision.decodes_all:  # a bulk grant refers to the decode set's own list
             decision.decodes = list(decision.decodes)
+            decision.decodes_all = False
             for request in decision.decodes:
                 request.step = self._index
         if self._running is None:
-            self._running = tuple(self._ledger.running)
+            self._running = self._books.running_view()
 
-    def _decodes_all(self, req: EngineRequest) -> bool:
-        """Whether a bulk grant gave `req` its token."""
-        return req._cadence is self._cohort and self._decision.decodes is self._cohort.members
+    def _granted_in_bulk(self, req: EngineRequest) -> bool:
+        return self._decision.decodes_all and req._clock is self._decode_set
 
     def _decoding_only(self, request: Request) -> Request:
-        if request._cadence is not self._cohort:
+        if not self._books.decodes(_own(request)):
             self._fail("grant_decodes takes decoding requests only", request)
         return request
 
@@ -359,7 +361,7 @@ class Step:
 
     def _refuse_again(self, req: EngineRequest) -> None:
         granted = (
-            self._decodes_all(req)
+            self._granted_in_bulk(req)
             or req in self._decision.decodes
             or any(req is p.request for p in self._decision.prefills)
         )

@@ -108,9 +108,9 @@ class Rows:
         request.after = None if past is None else past.request_id
         request.also_after = self._others(row) if past is not None else ()
         request.grows = past is not None and bool(get("grows", row))
-        request._program = get("program", row)
-        own_depth = get("depth", row)
-        request._depth = own_depth if own_depth is not None else 0 if past is None else past._depth + 1
+        if past is not None or "program" in self._at:
+            depth = get("depth", row)
+            request.place_in(get("program", row), depth if depth is not None else 0 if past is None else past.depth + 1)
         return request
 
     def _others(self, row: int) -> Sequence[str]:

@@ -19,9 +19,9 @@ from schedlab.experiments.analysis.history import histories
 from schedlab.experiments.analysis.rerun import Changes, repeatable
 from schedlab.experiments.analysis.weight_dtype_estimate import tpot_with
 from schedlab.framework.cost.coefficients import Coefficients
-from schedlab.framework.cost.roofline import attention_reach
+from schedlab.framework.cost.windows import attention_reach
 from schedlab.framework.request import NS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 ERROR = 0.1
 """Stated error of a prediction, as a share of the metric before the change."""

@@ -14,14 +14,14 @@ from typing import Any
 
 from schedlab.experiments.analysis.replay import PastRun
 from schedlab.experiments.sweep.replicates import offered_hash
-from schedlab.framework.digest import Decodes, Grants, Pairs
 from schedlab.framework.engine import Engine
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Event, Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import Request
+from schedlab.framework.results.digest import Decodes, Grants, Pairs
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import Columns
 from schedlab.framework.step import Step
-from schedlab.framework.tables import Columns
 
 SHOWN = 8
 """Requests of a list that are named in the terminal."""

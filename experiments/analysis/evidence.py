@@ -17,7 +17,7 @@ Out = Annotated[Path | None, typer.Option(help="where to write instead")]
 def timeline(directory: RunDirectory, start: Start = None, stop: Start = None, out: Out = None) -> None:
     """Write timeline.json of a run, or of a window of it, for ui.perfetto.dev or chrome://tracing."""
     from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
-    from schedlab.framework.reader import read_run
+    from schedlab.framework.results.reader import read_run
 
     whole = start is None and stop is None
     window = f"timeline-{start or 0:g}-{'end' if stop is None else f'{stop:g}'}.json"

@@ -16,7 +16,7 @@ from schedlab.experiments.analysis.causes import ERROR, Cause, Suggestion, View,
 from schedlab.experiments.analysis.rerun import rerun
 from schedlab.experiments.analysis.table import Run
 from schedlab.framework.errors import ConfigError, SchedlabError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 SAID = {
     "preparation": "preparation, before the policy sees the request",

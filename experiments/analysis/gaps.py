@@ -14,7 +14,7 @@ import numpy as np
 from schedlab.experiments.analysis.history import Histories, History, Phase, histories
 from schedlab.framework.cost.expand import durations
 from schedlab.framework.request import NS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 TOGETHER = 1 << 16
 """Steps of jumps that are looked at together, about."""

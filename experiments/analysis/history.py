@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from schedlab.framework.request import NS
-from schedlab.framework.tables import Columns, RunTables
+from schedlab.framework.results.tables import Columns, RunTables
 
 Kind = Literal["prefill", "decode", "recompute", "swap"]
 """What a request is in: its prompt (or what it computes again), its output, or waiting after a preemption."""

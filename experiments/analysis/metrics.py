@@ -1,11 +1,11 @@
-"""The keys of a summary in words, and what is said to a key that is none. framework/metrics.py has the definitions."""
+"""The keys of a summary in words, and what is said to a key that is none. Definitions: framework/results/metrics.py."""
 
 from __future__ import annotations
 
 import difflib
 
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS
+from schedlab.framework.results.metrics import SUMMARY_KEYS
 
 MEANINGS = {
     "ttft": "s, from the intended arrival to the first token",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from schedlab.experiments.analysis import series
 from schedlab.experiments.analysis.bounds import alone_ttft_s, draw_alone
 from schedlab.experiments.analysis.gaps import longest_gaps
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,13 +14,13 @@ from schedlab.framework.clock import RecordedClock
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import Executor
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import Columns, RunTables
 from schedlab.framework.source import Source
-from schedlab.framework.tables import Columns, RunTables
 
 DECIDED = ("preempted", "grants", "decodes", "decodes_at", "repeat")
 """The columns of a decision that its digest covers."""

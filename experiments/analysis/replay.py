@@ -31,14 +31,14 @@ from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import Executor, StepResult
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
-from schedlab.framework.reader import read_run
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import NS, SLO, EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import Source
-from schedlab.framework.tables import RunTables
 from schedlab.workloads.options import WHOLE
 from schedlab.workloads.readers import read
 from schedlab.workloads.trace import Trace

@@ -20,7 +20,7 @@ from schedlab.experiments.analysis.gaps import longest_gaps
 from schedlab.experiments.analysis.plots import COLOURS, POINTS, legend, panels, styles
 from schedlab.experiments.analysis.step_work import StepWork
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ import numpy as np
 from schedlab.experiments.analysis.replay import PastRun
 from schedlab.experiments.run.api import Experiment
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 from schedlab.workloads.replicate import leaders
 from schedlab.workloads.trace import Trace
 

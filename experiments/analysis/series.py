@@ -1,6 +1,6 @@
 """Curves of one run, as plots and Weights & Biases show them: distributions of requests, and steps over engine time.
 
-Knows the columns of a run's tables; takes every definition of a latency from framework/metrics.py. Seconds throughout.
+Every definition of a latency is framework/results/metrics.py's. Seconds throughout.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from schedlab.framework import metrics
 from schedlab.framework.request import NS
-from schedlab.framework.tables import Columns, RunTables
+from schedlab.framework.results import metrics
+from schedlab.framework.results.tables import Columns, RunTables
 
 LATENCIES = {"ttft": metrics.ttft_ns, "tpot": metrics.tpot_ns, "e2e": metrics.e2e_ns, "queue": metrics.queue_ns}
 

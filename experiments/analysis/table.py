@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from schedlab.experiments.analysis.agreement import describe_agreement
 from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
-from schedlab.framework.tables import RunTables
-from schedlab.framework.writer import write_json, write_whole
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import write_json, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console

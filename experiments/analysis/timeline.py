@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from schedlab.experiments.analysis.history import Histories, History, Phase, histories
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 TIMELINE = "timeline.json"
 ENGINE, REQUESTS = 1, 2

@@ -16,7 +16,7 @@ from schedlab.experiments.analysis.step_work import machine_of, works
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.roofline import Work
 from schedlab.framework.request import NS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 
 QUEUED = 0.5
 """Share of the steps' time with a queue from which on batches are taken to stay as large as they are."""

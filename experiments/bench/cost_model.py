@@ -8,6 +8,7 @@ from __future__ import annotations
 import timeit
 from collections.abc import Callable
 
+from schedlab import core
 from schedlab.experiments.engines import hardware_preset, model_preset
 from schedlab.framework.batch import Batch, Prefill
 from schedlab.framework.content import TokenContent
@@ -29,6 +30,7 @@ def main(num_decodes: int = 64, context: int = 600, prompt: int = 500) -> None:
         "execute, decodes only": lambda: executor.execute(decode_only),
         "execute, one prefill beside them": lambda: executor.execute(mixed),
     }
+    print(f"core: {core.mode()}")
     for name, call in calls.items():
         print(f"{best_us(call):8.3f} us  {name}")
 

@@ -30,6 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from schedlab import core
 from schedlab.experiments.bench.peer_process import OPTIONS, Elsewhere, elsewhere
 from schedlab.experiments.engines import model_preset
 from schedlab.framework.batch import Inputs
@@ -38,11 +39,11 @@ from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import SchedlabError
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.files import model_directory
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.policies.fcfs import FCFS
 
@@ -413,6 +414,7 @@ def main() -> None:
             other.close()
     console = Console(width=110)
     console.print(table)
+    console.print(f"core: {core.mode()}")
     console.print("engine and scheduler, on top of the model's own step:", *added, sep="\n")
     console.print(f"best probe: {watch.best.gb_s:.1f} GB/s, {watch.best.gflops:.0f} GFLOP/s")
     if noisy:

@@ -27,7 +27,6 @@ from schedlab.framework.content import TokenContent
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.engine import Engine, EngineConfig
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.backend import Backend, invariant_gpu, quantised_gpu
 from schedlab.framework.model.config import ModelConfig, RopeScaling
 from schedlab.framework.model.decoder import RaggedBatch
@@ -36,10 +35,11 @@ from schedlab.framework.model.graphs import CudaGraphRecorder, called
 from schedlab.framework.model.linear import plain
 from schedlab.framework.model.weights import Weights, random_weights
 from schedlab.framework.policy import Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import ListSource
-from schedlab.framework.tables import RunTables
 from schedlab.kernels.quantised import KINDS
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority

@@ -31,12 +31,12 @@ from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.executor import Executor
-from schedlab.framework.metrics import Measurement, Summary
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.files import model_directory
 from schedlab.framework.model.tokenizer import Tokenizer
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement, Summary
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 

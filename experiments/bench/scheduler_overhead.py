@@ -18,6 +18,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
+from schedlab import core
 from schedlab.framework.batch import Batch
 from schedlab.framework.block_pool import BlockPool
 from schedlab.framework.clock import VirtualClock
@@ -25,10 +26,10 @@ from schedlab.framework.content import TokenContent, UniqueContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.framework.step import Step
 from schedlab.framework.stub import StubExecutor
@@ -91,7 +92,7 @@ def engine_with(running: int, case: Case) -> Engine:
     )  # fmt: skip
     recorder = Recorder(Measurement(max_num_seqs=running, num_blocks=blocks))
     engine = Engine(case.policy(), NullExecutor(case.inputs), ListSource(requests), config, VirtualClock(), recorder)
-    while len(engine.ledger.cohort.members) < running:
+    while len(engine.ledger.decode_set.members) < running:
         engine.step()
     return engine
 
@@ -121,9 +122,9 @@ def lookup_costs(tokens: int = 8192) -> tuple[list[float], list[float]]:
     ledger = Ledger(BlockPool(tokens // 16 + 64), 16, 0, 4)
     first = EngineRequest("first", 0, tokens, TokenContent(range(tokens)), recorded_output_tokens=1)
     ledger.arrive(first)
-    ledger.admit(first, tokens)
+    ledger.admit(first, ledger.quote(first), tokens)
     ledger.enter_running(first)
-    first._computed = tokens
+    first.mirror("running", tokens, tokens)
     ledger.publish(first)
     lookups, chains = [], []
     for i in range(200):
@@ -139,7 +140,7 @@ def lookup_costs(tokens: int = 8192) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    table = Table(title="decode-only step, µs of thread CPU time: median (p99)")
+    table = Table(title=f"decode-only step, µs of thread CPU time: median (p99); core {core.mode()}")
     table.add_column("policy")
     sizes = (64, 256, 1024)
     for running in sizes:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from schedlab import core
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.job import run_job
 from schedlab.experiments.sweep.pool import cpus
@@ -72,6 +73,7 @@ def main() -> None:
     result = {
         "launcher": options.launcher,
         "cpus": cpus(),
+        "core": core.mode(),
         "load_before": os.getloadavg()[0],
         "noop": measure(noop, [], options.noop, options.launcher) if options.noop else None,
         "virtual": measure(

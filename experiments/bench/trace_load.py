@@ -22,6 +22,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from schedlab import core
+
 ROWS = 1_000_000
 IDS = 24
 
@@ -100,6 +102,7 @@ def main(rows: int) -> None:
             table.add_row(name, *cells.split())
             path.unlink()
     Console().print(table)
+    print(f"core: {core.mode()}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 import schedlab
+from schedlab import core
 from schedlab.experiments.run.tracking import WandbConfig, start_tracker
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
 
@@ -54,6 +55,7 @@ def main() -> None:
         json.dumps(
             {
                 "runs": options.runs,
+                "core": core.mode(),
                 "wall_s_median": round(walls[len(walls) // 2], 3),
                 "wall_s_mean": round(sum(walls) / len(walls), 3),
                 "cpu_s_mean": round(cpu / options.runs, 3),

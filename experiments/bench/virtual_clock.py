@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from schedlab import core
 from schedlab.framework.policy import Policy
 from schedlab.framework.step import Step
 from schedlab.policies.chunked_prefill import ChunkedPrefill
@@ -159,6 +160,7 @@ def main() -> None:
         else:
             table.add_row(row.name, *cells(in_process(row)))
     console.print(table)
+    console.print(f"core: {core.mode()}")
 
 
 if __name__ == "__main__":

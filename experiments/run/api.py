@@ -23,15 +23,15 @@ from schedlab.experiments.run.text import StopStrings, answer_text
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.tokenizer import Tokenizer
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import NS, SLO
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import RunWriter
 from schedlab.framework.stages import ClientView
-from schedlab.framework.tables import RunTables
-from schedlab.framework.writer import RunWriter
 from schedlab.workloads.source import decode_sampling
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Workload

@@ -24,13 +24,14 @@ from schedlab.experiments.run.text import answer_text, generated
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.tokenizer import Messages, TextStream, Tokenizer
 from schedlab.framework.policy import Policy
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import NS, SLO, EngineRequest, SamplingParams
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.rows import StepRow
+from schedlab.framework.results.writer import RunWriter
 from schedlab.framework.source import ListSource
-from schedlab.framework.writer import RunWriter
 from schedlab.workloads.readers import read
 
 Prompt = str | Sequence[int] | Messages
@@ -358,7 +359,7 @@ class AtClient(RunWriter):
 
     def delivered(self, request: EngineRequest, stamps_ns: Sequence[int]) -> None:
         """The consumer has had all that it will have of `request`: its tokens, at these times."""
-        request._first_token_ns = stamps_ns[0] if stamps_ns else None
+        request.see_at_client(stamps_ns[0] if stamps_ns else None)
         if stamps_ns and request.state in ("finished", "length_capped"):
             request.finished_ns = stamps_ns[-1]
         for earlier, later in pairwise(stamps_ns):
@@ -369,7 +370,7 @@ class AtClient(RunWriter):
 class Unrecorded(Recorder):
     """Keeps nothing, for as long as it may run."""
 
-    def step(self, *row: Any, **more: Any) -> None:
+    def step(self, row: StepRow, free_block_ns: int | None = None, free_blocks_min: int | None = None) -> None:
         pass
 
     def decision(self, *row: Any, **more: Any) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import schedlab
-from schedlab.framework.writer import write_whole
+from schedlab import core
+from schedlab.framework.results.writer import write_whole
 from schedlab.workloads.trace import Trace
 
 MANIFEST = "manifest.json"
@@ -69,6 +70,7 @@ def describe_run(
         "engine": dict(engine),
         "cost": cost,
         "kernels": kernels,
+        "core": core.mode(),
         "policy": source_of(policy),
         "workload": workload_facts(trace),
         "versions": versions(),

@@ -25,7 +25,7 @@ import numpy as np
 
 from schedlab.experiments.analysis import series
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.tables import Columns, RunTables
+from schedlab.framework.results.tables import Columns, RunTables
 
 CDF_POINTS = 100
 MODES = ("offline", "online", "disabled")

@@ -31,9 +31,9 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import SLO
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import Source
 from schedlab.framework.stages import ClientView
-from schedlab.framework.tables import RunTables
 from schedlab.workloads.select import scale_time
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered

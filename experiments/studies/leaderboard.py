@@ -20,7 +20,7 @@ import numpy as np
 from schedlab.experiments.analysis.statistics import Interval, holm_intervals, interval
 from schedlab.experiments.sweep import pool, resume
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.writer import write_whole
+from schedlab.framework.results.writer import write_whole
 
 FIGURES = (
     "goodput/requests_per_s", "slo/attainment", "ttft/p99", "tpot/p99", "throughput/output_tokens_per_s",
@@ -101,9 +101,8 @@ def installed_policies(loader: Any) -> list[str]:
 def measured(config: Any) -> dict[str, Any]:
     """The task of a run: its summary."""
     from schedlab.experiments.run.job import made
-    from schedlab.framework.reader import read_run
 
-    return dict(read_run(made(config)[0]).summary)
+    return dict(made(config)[1].summary)
 
 
 def entries(

@@ -19,8 +19,9 @@ from schedlab.experiments.studies.grid import Cell, Extent, Script, make_cells, 
 from schedlab.framework.cost.fit import Point
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
-from schedlab.framework.record import Recorder
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.source import ListSource
 
 MIN_PASSES = 2
@@ -41,10 +42,10 @@ class LastStep(Recorder):
 
     last: tuple[int, ...] = ()
 
-    def step(self, index: int, repeat: int, now_ns: int, duration_ns: int, *figures: Any, **more: Any) -> None:
-        prefill_tokens, decode_tokens, prefills, decodes, context = figures[:5]
-        self.last = (prefill_tokens + decode_tokens, prefills + decodes, context, figures[9])
-        super().step(index, repeat, now_ns, duration_ns, *figures, **more)
+    def step(self, row: StepRow, free_block_ns: int | None = None, free_blocks_min: int | None = None) -> None:
+        tokens, requests = row.prefill_tokens + row.decode_tokens, row.prefill_requests + row.decode_requests
+        self.last = (tokens, requests, row.context_tokens, row.copied_blocks)
+        super().step(row, free_block_ns, free_blocks_min)
 
 
 class Bench:

@@ -31,7 +31,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from schedlab.framework.writer import write_whole
+from schedlab.framework.results.writer import write_whole
 from schedlab.workloads.workload import keep_traces
 
 KEPT_TRACES = 2

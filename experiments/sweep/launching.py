@@ -18,8 +18,8 @@ from schedlab.experiments.sweep import pool, remote
 from schedlab.experiments.sweep.jobs import Composer, Job, Quick, SweepTask, job_return, prepare
 from schedlab.experiments.sweep.remote import Cluster
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
-from schedlab.framework.writer import write_json
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.writer import write_json
 
 
 @dataclass(frozen=True)

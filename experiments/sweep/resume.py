@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.sweep.identity import Identity
-from schedlab.framework.writer import write_json
+from schedlab.framework.results.writer import write_json
 
 DONE = "job.json"
 OWNERS = "resume.json"

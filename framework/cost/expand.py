@@ -15,17 +15,22 @@ import numpy as np
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.tables import Columns, RunTables
+from schedlab.framework.results.tables import Columns, RunTables
 
 UNKNOWN_WITHIN = ("free_blocks", "cached_blocks", "device_us")
 """Columns that a jump does not know of each step: when blocks were taken on the way is not logged, and nothing ran."""
 
 
 def rates_of(executor: object) -> dict[str, Any] | None:
-    """What a manifest keeps of the executor of a virtual run; None for one that measures or makes up its durations."""
+    """What a manifest keeps of the executor of a virtual run; None for one that measures or makes up its durations.
+
+    With a profile, the error that it states too: the mean relative one over steps that its fit had not seen.
+    """
     if not isinstance(executor, CostExecutor):
         return None
-    return {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained)}
+    profile = executor.profile
+    stated = {} if profile is None else {"held_out_error": profile.error.held_out_mean}
+    return {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained), **stated}
 
 
 def expanded_steps(run: RunTables) -> Columns:

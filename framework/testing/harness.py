@@ -15,11 +15,11 @@ from schedlab.framework.content import Content, IdContent, SessionContent, Token
 from schedlab.framework.engine import Engine
 from schedlab.framework.executor import Executor
 from schedlab.framework.limits import EngineConfig
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import MaxPredictor, Predictor
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO, EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource, Source
 from schedlab.framework.stub import StubExecutor, chain_values, mix, start_value
 
@@ -97,7 +97,7 @@ class Outcome:
                 r.request_id,
                 r.state,
                 r.first_scheduled_ns,
-                r._first_token_ns,
+                r.first_token_ns,
                 r.finished_ns,
                 r.num_preemptions,
                 r.cached_tokens,

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from schedlab import core
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from schedlab.framework.policy import Policy
     from schedlab.framework.request import SLO, SamplingParams
     from schedlab.framework.step import Step
+
+core.install()
 
 _EXPORTS = {
     "run": "schedlab.experiments.run.api",

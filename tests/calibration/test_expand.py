@@ -16,8 +16,8 @@ from schedlab.framework.cost.expand import UNKNOWN_WITHIN, expand, expanded_step
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
-from schedlab.framework.reader import read_run
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.tables import RunTables
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS

@@ -23,8 +23,8 @@ from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.policy import Policy
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.step import Step
-from schedlab.framework.tables import RunTables
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS

@@ -305,7 +305,7 @@ class TouchesTheBooks(Sound):
 
     def schedule(self, step):
         super().schedule(step)
-        free = step._ledger.pool.free
+        free = step._books.pool.free
         if free and not self.kept:
             self.kept.append(free.pop())
 

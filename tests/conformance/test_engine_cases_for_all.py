@@ -116,6 +116,25 @@ def test_a_preempted_request_keeps_its_place(name):
     assert times or name in ("orca", "static_batching"), "nobody was thrown out"
 
 
+class Watched:
+    """A step that notes which requests it is asked about, each with its state then."""
+
+    def __init__(self, step):
+        self.step = step
+        self.seen = set()
+
+    def __getattr__(self, name):
+        found = getattr(self.step, name)
+        if name not in ("cached_tokens", "pending_tokens", "blocks_needed", "fits", "grant"):
+            return found
+
+        def asked(request, *args, **kwargs):
+            self.seen.add((request.request_id, request.state))
+            return found(request, *args, **kwargs)
+
+        return asked
+
+
 class Counting(Policy):
     """Hands calls on, counting the waiting requests that are looked up in steps that running ones use up."""
 
@@ -130,15 +149,11 @@ class Counting(Policy):
     def schedule(self, step):
         need = len(step.decoding) + sum(r.num_tokens - r.num_computed_tokens for r in step.prefilling)
         full = need >= step.token_budget and step.free_slots > 0
-        real, seen = step._ledger.start_of, set()
-        step._ledger.start_of = lambda request: (seen.add((request.request_id, request.state)), real(request))[1]
-        try:
-            self.policy.schedule(step)
-        finally:
-            del step._ledger.start_of
+        watched = Watched(step)
+        self.policy.schedule(watched)
         if full:
             self.full += 1
-            self.looked_up = max(self.looked_up, sum(state != "running" for _, state in seen))
+            self.looked_up = max(self.looked_up, sum(state != "running" for _, state in watched.seen))
 
 
 @all_policies

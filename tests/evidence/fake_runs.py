@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from schedlab.framework.metrics import empty_summary
+from schedlab.framework.results.metrics import empty_summary
 
 SLO = {"name": "default", "ttft_s": 1.0, "tpot_s": 0.1, "e2e_s": None}
 

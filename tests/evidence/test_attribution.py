@@ -13,7 +13,7 @@ import schedlab
 from schedlab.experiments.analysis.attribution import TPOT_PARTS, TTFT_PARTS, Attribution, attribute
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.request import NS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.testing import strategies
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import TINY, run

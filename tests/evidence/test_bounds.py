@@ -28,7 +28,7 @@ from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.model.config import ModelConfig
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS

@@ -11,7 +11,7 @@ from planted import PLANTED, balanced, run_planted
 from schedlab.experiments.analysis.explain import ERROR, Explanation, explain, lines
 from schedlab.experiments.analysis.rerun import Changes, rerun
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 DRAWS = 20
 FEW = 2

@@ -8,8 +8,8 @@ import pytest
 
 import schedlab
 from schedlab.experiments.analysis.gaps import gaps, longest_gaps
-from schedlab.framework.reader import read_run
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.tables import RunTables
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.fcfs import FCFS

@@ -20,7 +20,7 @@ from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
 from schedlab.experiments.analysis.table import FIGURES, Figure, Run
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 VOID = {"meta", "br", "img", "hr", "link", "input", "source"}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from schedlab.experiments import cli
 from schedlab.experiments.analysis.table import Comparison
 from schedlab.experiments.sweep import pool, resume
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 TABLES = ("requests", "steps", "decisions")
 

@@ -18,8 +18,8 @@ from schedlab.experiments.run.offered import OUTPUTS, WORKLOAD, Counted, read_ou
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.arrivals import Poisson

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from children import takes_ctrl_c
 
-from schedlab.framework.metrics import SUMMARY_KEYS
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.metrics import SUMMARY_KEYS
+from schedlab.framework.results.reader import read_run
 
 QUICK = ("engine=stub", "wandb.mode=disabled", "plots=false", "workload.max_requests=12")
 MINE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 RUN = ("run", "engine=virtual", "model=llama3.1-8b", "hardware=h100", "wandb.mode=disabled", "plots=false",
        "progress=false", "timeline=0", "workload.max_requests=12", "hydra.run.dir=a")  # fmt: skip

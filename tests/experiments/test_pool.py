@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from schedlab.experiments.run.compose import CONFIG_MODULE
 from schedlab.experiments.sweep import jobs, pool
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.workload import Traces, embedded_file, keep_traces
 

@@ -15,7 +15,7 @@ import pytest
 from children import processes_below
 
 from schedlab.experiments.sweep import remote, resume
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.workloads.workload import embedded_file
 
 QUICK = ("engine=stub", "wandb.mode=disabled", "plots=false", "progress=false")

@@ -18,7 +18,7 @@ from schedlab.experiments.analysis.diff import Walk, batches, changes, differenc
 from schedlab.experiments.analysis.replay import PastRun
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork

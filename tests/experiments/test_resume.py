@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from schedlab.experiments.sweep import identity, resume
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.workloads.workload import embedded_file
 
 QUICK = ("engine=stub", "wandb.mode=disabled", "plots=false", "progress=false", "workload.max_requests=8")

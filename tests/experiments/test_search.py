@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from schedlab.experiments.sweep.objective import FAR, WORST, Objective
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = {"ttft/p99": 1.5, "tpot/p99": 0.03, "goodput/requests_per_s": 7.0, "itl/p99": None}

@@ -12,8 +12,8 @@ import pytest
 from schedlab.experiments.analysis.agreement import agreement, first_difference
 from schedlab.experiments.analysis.table import FIGURES, UNKNOWN, Comparison
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS
-from schedlab.framework.writer import RunWriter
+from schedlab.framework.results.metrics import SUMMARY_KEYS
+from schedlab.framework.results.writer import RunWriter
 
 LIMITS = {"max_num_batched_tokens": 2048, "max_num_seqs": 8, "num_blocks": 64, "block_size": 16, "max_model_len": 512}
 

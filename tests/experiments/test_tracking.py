@@ -22,7 +22,7 @@ from wandb_server import wandb_server
 
 from schedlab.experiments.run import tracking
 from schedlab.experiments.run.tracking import NoTracker, WandbConfig, start_tracker
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 KEY = "a" * 40
 NOWHERE = "http://127.0.0.1:9"

@@ -73,9 +73,10 @@ class ShadowedCache:
         assert self.ledger.start_of(request) == start
         tokens = min(self.dice.randint(1, 12), slow.tokens - start)
         need = self.model.need(slow, hit, self.blocks_for(start + tokens))
-        assert self.ledger.blocks_to_admit(request, tokens) == need
+        quote = self.ledger.quote(request)
+        assert (quote.start, quote.hit, quote.blocks(tokens)) == (start, hit, need)
         if need <= self.model.num_free:
-            assert self.ledger.admit(request, tokens) == start
+            self.ledger.admit(request, quote, tokens)
             self.model.adopt(slow, hit)
             self.model.allocate(slow, self.blocks_for(start + tokens) - hit)
             self.granted[request], self.start[request] = tokens, start
@@ -86,9 +87,10 @@ class ShadowedCache:
             return
         tokens = min(self.dice.randint(1, 12), slow.tokens - slow.computed)
         need = max(self.blocks_for(slow.computed + tokens) - slow.owned - slow.private, 0)
-        assert max(self.ledger.blocks_to_continue(request, tokens), 0) == need
+        quote = self.ledger.quote(request)
+        assert max(quote.blocks(tokens), 0) == need
         if need <= self.model.num_free:
-            self.ledger.extend(request, tokens)
+            self.ledger.extend(request, quote, tokens)
             self.model.allocate(slow, need)
             self.granted[request] = tokens
 
@@ -131,12 +133,12 @@ class ShadowedCache:
         models = dict(self.pairs)
         for request, tokens in self.granted.items():
             slow = models[request]
-            slow.computed = request._computed = self.start.get(request, slow.computed) + tokens
+            slow.computed = request._base_computed = self.start.get(request, slow.computed) + tokens
             self.ledger.publish(request)
             if request.content.has_identity:
                 self.model.publish(slow, min(slow.computed, slow.prompt) // self.size)
             if slow.computed == slow.tokens:
-                slow.tokens = request._tokens = slow.tokens + 1
+                slow.tokens = request._base_tokens = slow.tokens + 1
         self.granted, self.start, self.out = {}, {}, []
 
     # -- between steps ------------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class ShadowedCache:
         """Whether growing by so many blocks would shorten a hit that somebody counts on."""
         count = self.dice.randint(0, self.model.num_free)
         expected = self.model.disturbs(count, [slow for _, slow in self.waiting()])
-        assert self.ledger.cache.eviction_disturbs(count) == expected
+        assert self.ledger.cache.would_evict_expected_hit(count) == expected
 
     def audit(self):
         invariants.audit(self.ledger)

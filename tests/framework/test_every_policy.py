@@ -11,8 +11,8 @@ from scripted import MS, JumpingExecutor
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import Measurement
-from schedlab.framework.record import Recorder
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.framework.stub import StubExecutor
 from schedlab.framework.testing.harness import TINY, Spec, check_streams, run

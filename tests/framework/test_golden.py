@@ -57,7 +57,7 @@ def test_the_golden_latencies():
     assert summary["queue/max"] == 0.012, "visible to first grant"
     assert summary["e2e/max"] == 0.180
     assert summary["tpot/mean"] == summary["itl/mean"] == summary["itl/max"] == 0.025
-    assert made["it"].num_output_tokens == 4 and sum(made.recorder._measured_gaps.values()) == 3
+    assert made["it"].num_output_tokens == 4 and sum(made.recorder._gaps.measured.values()) == 3
     assert summary["slo/attainment"] == 1.0, "limits are met to the nanosecond"
     assert tables.result["measurement"]["observed_at"] == "client"
 

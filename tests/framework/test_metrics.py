@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from typing import Any
@@ -12,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedlab.framework import metrics
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.histogram import Histogram
-from schedlab.framework.metrics import SUMMARY_KEYS, Measurement
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO, EngineRequest
-from schedlab.framework.step_totals import BOUNDS
-from schedlab.framework.tables import RunTables
+from schedlab.framework.results import metrics
+from schedlab.framework.results.histogram import Histogram
+from schedlab.framework.results.metrics import SUMMARY_KEYS, Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.rows import StepRow
+from schedlab.framework.results.step_totals import BOUNDS
+from schedlab.framework.results.tables import RunTables
 
 MS = 1_000_000
 steady = settings(deadline=None, derandomize=True)
@@ -55,7 +55,7 @@ def ended(
         **fields,
     )
     request._state = status  # type: ignore[assignment]
-    request._tokens = prompt + output
+    request._base_tokens = prompt + output
     request._num_preemptions = preemptions
     request.first_scheduled_ns = None if scheduled is None else scheduled * MS
     request._first_token_ns = None if first is None else first * MS
@@ -66,14 +66,13 @@ def ended(
     return request
 
 
-_QUIET = {"repeat": 1, "free_blocks": 100, "bound": None, "scheduler_us": None, "free_block_ns": None}
+_QUIET = dict.fromkeys(StepRow._fields, 0) | {"repeat": 1, "free_blocks": 100, "bound": None, "scheduler_us": None}
 
 
-def step(recorder: Recorder, index: int, *, now: int = 0, duration: int = 10, **fields: Any) -> None:
+def step(recorder: Recorder, index: int, *free: int, now: int = 0, duration: int = 10, **fields: Any) -> None:
     """A step row, times in ms; what is not given is 0, nothing is bound and the pool is free."""
-    unset = inspect.signature(recorder.step).parameters.keys() - {"index", "now_ns", "duration_ns"}
-    row = dict.fromkeys(unset, 0) | _QUIET | fields
-    recorder.step(index=index, now_ns=now * MS, duration_ns=duration * MS, **row)
+    times = {"now_ns": now * MS, "duration_ns": duration * MS}
+    recorder.step(StepRow(**_QUIET | {"index": index} | times | fields), *free)
 
 
 def run(*requests: EngineRequest, backlog_end: int = 0, gaps: dict[int, int] | None = None, **fields: Any) -> RunTables:
@@ -200,8 +199,8 @@ def test_a_row_of_several_steps_counts_the_blocks_that_each_left_free() -> None:
     stepped, jumped = Recorder(Measurement(10, 100)), Recorder(Measurement(10, 100))
     for i, (duration, free) in enumerate([(10, 90), (11, 70), (12, 69)]):
         step(stepped, i, duration=duration, decode_tokens=4, decode_requests=4, free_blocks=free)
-    step(jumped, 0, duration=33, repeat=3, decode_tokens=4, decode_requests=4, free_blocks=90,
-         free_block_ns=(10 * 90 + 11 * 70 + 12 * 69) * MS, free_blocks_min=69)  # fmt: skip
+    free_block_ns = (10 * 90 + 11 * 70 + 12 * 69) * MS
+    step(jumped, 0, free_block_ns, 69, duration=33, repeat=3, decode_tokens=4, decode_requests=4, free_blocks=90)
     expected = stepped.close(backlog_end=0, counters={}).summary
     assert jumped.close(backlog_end=0, counters={}).summary == expected
     assert expected["kv/utilization_max"] == 0.31
@@ -359,6 +358,5 @@ def test_a_requests_table_gives_back_what_was_measured(rows: list[EngineRequest]
     for row in rows:
         recorder.request(row)
     tables = recorder.close(backlog_end=0, counters={})
-    measured = np.concatenate(recorder._requests)
-    slos = list(recorder._slos.values())
+    measured, slos = recorder._requests.whole(), list(recorder._requests.slos.values())
     assert np.array_equal(metrics.from_table(tables.requests, slos, ["default"]), measured)

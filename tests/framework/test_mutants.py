@@ -11,7 +11,7 @@ from four import ALL
 
 from schedlab.framework.columns import Columns
 from schedlab.framework.ledger import Ledger
-from schedlab.framework.prefix_cache import PrefixCache, Run
+from schedlab.framework.prefix_cache import CachedSpan, PrefixCache
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import Spec, check_streams, run
 
@@ -54,8 +54,8 @@ def swap_last_blocks(patch):
 def forget_a_new_block(patch):
     moved_on = Columns._moved_on
 
-    def forgetful(self, cohort):
-        rows = moved_on(self, cohort)
+    def forgetful(self, decode_set):
+        rows = moved_on(self, decode_set)
         rows.slots_N = np.where(rows.starts_N % self.block_size == 0, 0, rows.slots_N)
         return rows
 
@@ -65,10 +65,9 @@ def forget_a_new_block(patch):
 def publish_before_computing(patch):
     admit = Ledger.admit
 
-    def hasty(self, request, tokens):
-        start = admit(self, request, tokens)
+    def hasty(self, request, quote, tokens):
+        admit(self, request, quote, tokens)
         self.cache.publish(request, min(len(request.block_table), request.num_prompt_tokens // self.block_size))
-        return start
 
     patch.setattr(Ledger, "admit", hasty)
 
@@ -85,12 +84,11 @@ def publish_a_block_too_many(patch):
 def swap_in_reversed(patch):
     admit = Ledger.admit
 
-    def wrong(self, request, tokens):
+    def wrong(self, request, quote, tokens):
         before = len(self.copies_in)
-        start = admit(self, request, tokens)
+        admit(self, request, quote, tokens)
         hosts = [host for host, _ in self.copies_in[before:]]
         self.copies_in[before:] = [(h, b) for h, (_, b) in zip(reversed(hosts), self.copies_in[before:], strict=True)]
-        return start
 
     patch.setattr(Ledger, "admit", wrong)
 
@@ -110,11 +108,10 @@ def swap_out_too_little(patch):
 def free_host_blocks_at_once(patch):
     admit = Ledger.admit
 
-    def early(self, request, tokens):
-        start = admit(self, request, tokens)
+    def early(self, request, quote, tokens):
+        admit(self, request, quote, tokens)
         self.host.give_back(request.host_blocks)
         request.host_blocks = []
-        return start
 
     patch.setattr(Ledger, "admit", early)
 
@@ -127,8 +124,8 @@ def keep_evicted_in_the_index(patch):
         evict(self, count)
         for key, blocks in gone:
             if key is not None and key not in self.index:
-                ghost = self.index[key] = Run(key, blocks)
-                ghost.held.append(len(blocks))
+                ghost = self.index[key] = CachedSpan(key, blocks)
+                ghost.owner_lengths.append(len(blocks))
                 ghost.num_unowned = 0
 
     patch.setattr(PrefixCache, "_evict", leaky)
@@ -138,8 +135,8 @@ def free_what_another_owns(patch):
     release = PrefixCache.release
 
     def wrong(self, request):
-        runs = list(self._runs(request.chain, 0, request.num_published))
-        shared = [block for run, count in runs if len(run.held) > 1 for block in run.blocks[:count]]
+        runs = list(self._spans(request.chain, 0, request.num_published))
+        shared = [block for run, count in runs if len(run.owner_lengths) > 1 for block in run.blocks[:count]]
         release(self, request)
         self.pool.give_back(shared)
 
@@ -156,13 +153,15 @@ def do_not_repoint_duplicates(patch):
 
 
 def trust_a_hit_too_far(patch):
-    prefix_of = Ledger.prefix_of
+    quote = Ledger.quote
 
     def generous(self, request):
-        hit, start = prefix_of(self, request)
-        return hit, min(start + 1, request.num_tokens - 1) if hit else start
+        found = quote(self, request)
+        if found.hit:
+            found.start = min(found.start + 1, request.num_tokens - 1)
+        return found
 
-    patch.setattr(Ledger, "prefix_of", generous)
+    patch.setattr(Ledger, "quote", generous)
 
 
 def forget_generated_tokens(patch):

@@ -24,15 +24,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.framework.content import UniqueContent
-from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
-from schedlab.framework.digest import digest_of
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.metrics import SUMMARY_KEYS, Measurement
-from schedlab.framework.reader import read_run
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import SLO, EngineRequest
-from schedlab.framework.tables import SCHEMAS, RunTables
-from schedlab.framework.writer import RunWriter
+from schedlab.framework.results.digest import digest_of
+from schedlab.framework.results.metrics import SUMMARY_KEYS, Measurement
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.rows import StepRow, request_row
+from schedlab.framework.results.tables import REQUESTS, SCHEMAS, STEPS, RunTables
+from schedlab.framework.results.writer import RunWriter
 
 MEASUREMENT = Measurement(max_num_seqs=8, num_blocks=100, slo=SLO("default", ttft_s=1.0))
 steady = settings(deadline=None, derandomize=True)
@@ -74,7 +74,7 @@ def ended(i: int, status: str = "finished", **fields: Any) -> EngineRequest:
     if status == "rejected":
         request.reason = AWKWARD
         return request
-    request._tokens += 3
+    request._base_tokens += 3
     request._max_tokens = 64
     request.first_scheduled_ns, request._first_token_ns = i * 1_000_003 + 7, i * 1_000_003 + 9_999
     request.cached_tokens = 16 * (i % 2)
@@ -84,7 +84,9 @@ def ended(i: int, status: str = "finished", **fields: Any) -> EngineRequest:
 def fill(recorder: Recorder, n: int = 50) -> None:
     for i in range(n):
         bound = "memory" if i % 3 else None
-        recorder.step(i, 1, i * 7_000_001, 7_000_001, 5, i % 4, 1, i % 4, 90, 5, i, 90 - i % 5, 3, 0, bound, i / 7)
+        recorder.step(
+            StepRow(i, 1, i * 7_000_001, 7_000_001, 5, i % 4, 1, i % 4, 90, 5, i, 90 - i % 5, 3, 0, bound, i / 7)
+        )
         recorder.decision(i, i * 7_000_001, [], [(f"r{i}", 5)], "all", 1, [("x", "memory")] if i % 9 == 0 else [], None)
         recorder.decode_all(i, i * 7_000_001 + 5, 3)
         recorder.gap(7_000_001 + i, 2)
@@ -110,6 +112,12 @@ def same(one: RunTables, other: RunTables) -> None:
 
 def json_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def test_rows_have_the_columns_of_their_tables() -> None:
+    assert StepRow._fields == tuple(STEPS)
+    row = dict(zip(REQUESTS, request_row(ended(3, session="s")), strict=True))
+    assert (row["request_id"], row["session"], row["arrival_s"], row["output_tokens"]) == ("r3", "s", 3_000_009, 3)
 
 
 # -- the digest --------------------------------------------------------------------------------------------------------
@@ -280,7 +288,7 @@ def test_memory_is_flat(tmp_path: Path) -> None:
 
     def grow(first: int, n: int) -> None:
         for i in range(first, first + n):
-            writer.step(i, 1, i, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, None, None)
+            writer.step(StepRow(i, 1, i, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, None, None))
             writer.decision(i, i, [], [("x", 5)], "all", 1, [], None)
             writer.gap(1000 * (i % 100), 1)
             writer.request(ended(i))
@@ -348,15 +356,14 @@ def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_open(tmp_path: Pat
 def test_counting_the_gaps_of_long_jumps_takes_little_memory(tmp_path: Path) -> None:
     """A million steps in jumps of up to 200,000, in which each step takes a microsecond more than the one before."""
     jumps = [16_000] * 40 + [200_000] * 2
-    cost = DecodeCost(Coefficients(step_ns=1e6, decode_key_ns=1000.0), Coefficients(), 1)
     recorder = Recorder(MEASUREMENT)
     tracemalloc.start()
     for steps in jumps:
-        recorder.even_gaps(1, cost, 0, steps)
+        recorder.gaps(range(1_000_000, 1_000_000 + 1000 * steps, 1000), 1)
     recorder.flush()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert recorder._gaps == Counter(1000 + i for steps in jumps for i in range(steps))
+    assert recorder._gaps.measured == Counter(1000 + i for steps in jumps for i in range(steps))
     assert peak < 50_000_000
 
 

@@ -16,14 +16,14 @@ QUICK = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "wandb.mode=dis
 
 
 def files_of(folder: str) -> set[str]:
-    kinds = {".py", ".yaml", ".gz", ".md", ".csv", ".json", ".jsonl", ".j2", ".cpp", ".h"}
+    kinds = {".py", ".yaml", ".gz", ".md", ".csv", ".json", ".jsonl", ".j2", ".cpp", ".h", ".pxd"}
     paths = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {f"schedlab/{path.relative_to(ROOT)}" for path in paths if path.suffix in kinds}
 
 
 def test_the_wheel_has_every_module_and_data_file(built, names_in_wheel):
     expected = set().union(*(files_of(folder) for folder in FOLDERS))
-    expected |= {f"schedlab/{name}" for name in ("__init__.py", "__main__.py", "testing.py", "py.typed")}
+    expected |= {f"schedlab/{name}" for name in ("__init__.py", "__main__.py", "core.py", "testing.py", "py.typed")}
     plugins = ROOT / "src" / "hydra_plugins"
     expected |= {str(path.relative_to(plugins.parent)) for path in plugins.rglob("*.py")}
     assert "hydra_plugins/schedlab_launchers/pool.py" in expected

@@ -181,7 +181,7 @@ def test_a_client_s_run_replays_from_its_own_folder(tmp_path, sessions):
 
 
 def test_stages_are_configured_by_name(schedlab):
-    from schedlab.framework.reader import read_run
+    from schedlab.framework.results.reader import read_run
 
     quick = ("engine=stub", "wandb.mode=disabled", "plots=false", "workload.max_requests=6", "hydra.run.dir=out")
     plain, staged = ("run", *quick), ("observed_at.preparation.constant_s=0.5", "observed_at.delivery.jitter_s=0.1")

@@ -13,7 +13,7 @@ from schedlab import LLM, SamplingParams, engines
 from schedlab.experiments.run.llm import Piece
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.tokenizer import Tokenizer
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 
 PROMPTS = ["once upon", "the quick brown fox", "naïve 東京", "fox " * 20, "the quick brown dog", "a"]
 LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_blocks": 24, "block_size": 8, "max_model_len": 200}

@@ -12,7 +12,7 @@ from tiny_text import VOCAB, save_tokenizer
 from schedlab import LLM, SamplingParams, engines
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.framework.model.tokenizer import Tokenizer
-from schedlab.framework.reader import read_run
+from schedlab.framework.results.reader import read_run
 from schedlab.workloads.arrivals import Poisson
 from schedlab.workloads.text import Text, read_prompts
 

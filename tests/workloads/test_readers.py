@@ -493,7 +493,7 @@ def test_spans_from_the_arrival_and_times_on_the_clock(tmp_path, name):
     assert of(cells(tmp_path, f"{name}_at", "10,5,5,12.5", "11,5,5,")) == [2_500 * MS, -1]
     day = "2024-05-10 00:00:0"
     assert of(cells(tmp_path, f"{name}_at", f"{day}1,5,5,{day}3.5", time_unit=None)) == [2_500 * MS]
-    with pytest.raises(TraceError, match=rf"row 1 \(line 3\): {name}_at lies before the arrival; columns.{name} reads spans"):
+    with pytest.raises(TraceError, match=rf"row 1 \(line 3\): {name}_at lies before the arrival; columns.{name}"):
         cells(tmp_path, f"{name}_at", "10,5,5,12", "11,5,5,10.5")
     with pytest.raises(ConfigError, match=f"has {name} and {name}_at; expected one of the two"):
         cells(tmp_path, f"{name},{name}_at", "10,5,5,1,12")

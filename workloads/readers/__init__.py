@@ -87,8 +87,8 @@ def detect(path: Path) -> str:
     if path.is_dir():
         raise TraceError(f"{path}: is a folder, expected a file, a run's folder with {OFFERED}, or format=weka")
     record = first_record(path)
-    for keys, what in NO_TRACE.items():
-        if all(any(key in name for name in record) for key in keys):
+    for parts, what in NO_TRACE.items():
+        if all(any(part in name for name in record) for part in parts):
             raise TraceError(f"{path}: {what}")
     found = [name for name in formats() if load(name).matches(record)]
     if len(found) == 1:

@@ -61,7 +61,8 @@ def read(path: Path, options: ReadOptions) -> Trace:
         add_rows(builder, batch, unit, width)
     trace = builder.trace(path, "mooncake", width or BLOCK_SIZE)
     refuse_deltas(trace)
-    trace = links.tie(trace, options).assuming(f"times in {unit}", "every row's input_length is the whole prompt")
+    trace = trace.assuming(f"times in {unit}", "every row's input_length is the whole prompt")
+    trace = links.tie(trace, options)
     if has_ids:
         trace = scoped(trace, options.hash_scope or "global").assuming(f"block ids stand for {width} tokens")
     if links.ignored:

@@ -16,14 +16,14 @@ import torch
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.backend import Backend, quantised_gpu
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import RaggedBatch
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.linear import plain
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.kernels.dispatch import kernels
 from schedlab.policies.chunked_prefill import ChunkedPrefill

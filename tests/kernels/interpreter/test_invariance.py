@@ -7,13 +7,13 @@ import numpy as np
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
-from schedlab.framework.metrics import Measurement
 from schedlab.framework.model.backend import invariant_gpu
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.graphs import called
-from schedlab.framework.record import Recorder
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import ListSource
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from schedlab.framework import metrics
-from schedlab.framework.histogram import Histogram
-from schedlab.framework.metrics import GAP_NS, PERCENTILES, Measured, Summary
+from schedlab.framework.results import metrics
+from schedlab.framework.results.histogram import Histogram
+from schedlab.framework.results.metrics import GAP_NS, PERCENTILES, Measured, Summary
 
 NS_PER_MS = 1_000_000
 

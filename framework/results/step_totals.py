@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from operator import add, mul
 
-from schedlab.framework.tables import RawColumns
+from schedlab.framework.results.tables import RawColumns
 
 BOUNDS = ("compute", "memory", "overhead")
 """What can limit a step."""

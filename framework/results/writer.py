@@ -16,12 +16,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.logs import GzipLog, log_path, partial_path
-from schedlab.framework.metrics import Measurement, empty_summary
-from schedlab.framework.parquet import convert_log, parquet_path, require_pyarrow
-from schedlab.framework.reader import load_table
-from schedlab.framework.record import DecisionRow, Recorder, decision_line
-from schedlab.framework.tables import SCHEMAS, Columns, Flat, RunTables, to_json_lines
+from schedlab.framework.results.logs import GzipLog, log_path, partial_path
+from schedlab.framework.results.metrics import Measurement, empty_summary
+from schedlab.framework.results.parquet import convert_log, parquet_path, require_pyarrow
+from schedlab.framework.results.reader import load_table
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.rows import DecisionRow, decision_line
+from schedlab.framework.results.tables import SCHEMAS, Columns, Flat, RunTables, to_json_lines
 
 FLUSH_S = 1.0
 """How much of a run a kill may cost, about."""
@@ -97,7 +98,7 @@ class RunWriter(Recorder):
         """End a run that cannot go on: logs stay partial, result.json carries the error."""
         with suppress(OSError):  # what the disk does not take any more is lost; what ended the run is still told
             if not self._ended:
-                self._close_run()
+                self._decisions.complete()
                 self.flush()
         with suppress(OSError):
             self._close_logs(whole=False)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.histogram import Histogram
 from schedlab.framework.request import NS, SLO, to_ns
-from schedlab.framework.step_totals import BOUNDS, StepTotals
+from schedlab.framework.results.histogram import Histogram
+from schedlab.framework.results.step_totals import BOUNDS, StepTotals
 
 Summary = dict[str, float | int | None]
 

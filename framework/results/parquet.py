@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.logs import log_lines, log_path
-from schedlab.framework.tables import SCHEMAS, Columns, RawColumns, Schema, from_json_lines, to_arrays
+from schedlab.framework.results.logs import log_lines, log_path
+from schedlab.framework.results.tables import SCHEMAS, Columns, RawColumns, Schema, from_json_lines, to_arrays
 
 
 def parquet_path(directory: Path, table: str) -> Path:

@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.logs import log_lines, log_path, partial_path
-from schedlab.framework.parquet import parquet_path, read_parquet
-from schedlab.framework.tables import SCHEMAS, Columns, RunTables, Schema, from_json_lines, join_columns, to_arrays
+from schedlab.framework.results.logs import log_lines, log_path, partial_path
+from schedlab.framework.results.parquet import parquet_path, read_parquet
+from schedlab.framework.results.tables import (
+    SCHEMAS,
+    Columns,
+    RunTables,
+    Schema,
+    from_json_lines,
+    join_columns,
+    to_arrays,
+)
 
 
 def read_run(directory: str | Path) -> RunTables:
