@@ -161,7 +161,7 @@ def test_processes_end_with_their_caller(workspace, end, code):
         text=True,
         preexec_fn=takes_ctrl_c,
     )
-    wait_for(lambda: len(list(Path("cut").glob("*/steps.jsonl.gz.partial"))) == 2)
+    wait_for(lambda: len(list(Path("cut").glob("*/steps.jsonl.*.partial"))) == 2)
     workers = processes_below(process.pid)
     assert len(workers) >= 2
     process.send_signal(end)
