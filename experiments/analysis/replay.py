@@ -1,6 +1,6 @@
 """`schedlab replay`: a run executed again from its own folder, as it was or under another policy.
 
-What was offered comes from `workload.jsonl.gz`, the parts from the manifest. Modelled runs are modelled again, by the
+What was offered comes from the workload's log, the parts from the manifest. Modelled runs are modelled again, by the
 rates that the manifest keeps. Measured ones are decided again at their logged times: no model runs. Knows how to put a
 run together again; knows nothing of how two of them compare.
 """
@@ -22,7 +22,6 @@ import numpy as np
 from schedlab.experiments.analysis.recorded import LoggedEnds
 from schedlab.experiments.engines import CLOCKS, EngineSetup
 from schedlab.experiments.run.manifest import MANIFEST, write_manifest
-from schedlab.experiments.run.offered import WORKLOAD
 from schedlab.experiments.sweep.replicates import plain_knobs
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock, RecordedClock
@@ -35,12 +34,13 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import NS, SLO, EngineRequest
 from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.packed import find
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import Source
 from schedlab.workloads.options import WHOLE
-from schedlab.workloads.readers import read
+from schedlab.workloads.readers import OFFERED, read
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered, Workload
 
@@ -113,7 +113,7 @@ class PastRun:
 
     @cached_property
     def workload(self) -> Offers:
-        path = self.directory / WORKLOAD
+        path = find(self.directory, OFFERED)
         if not path.exists():
             raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
         told = self.manifest["workload"]
@@ -294,7 +294,7 @@ def counterfactual(
         overrides={key: value for key, value in past.manifest["overrides"].items() if key.split(".")[0] != "policy"},
     ).run(out)  # fmt: skip
     if out is not None:
-        written = json.loads((out / MANIFEST).read_text())
+        written = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         write_manifest(out, {**written, "workload": past.manifest["workload"]})  # it was offered the same
     return tables
 

@@ -29,6 +29,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -36,7 +37,7 @@ from schedlab.framework.errors import ConfigError, SchedlabError
 CONFIG_MODULE = "schedlab.conf"
 PAIR = re.compile(r"[~+]|[\w./@:]+=")
 """How a word begins that is no flag."""
-USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException)
+USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException, YAMLError)
 """What a user can cause: one line and exit 2. Anything else is our fault or a policy's, and shows its traceback."""
 
 
@@ -250,7 +251,15 @@ def build_optional(node: DictConfig | dict[str, Any] | None, name: str) -> Any:
 
 
 def output_directory() -> Path:
-    return Path(HydraConfig.get().runtime.output_dir)
+    config = HydraConfig.get()
+    if config.job.chdir:
+        raise ConfigError("hydra.job.chdir: expected false: relative paths are those of the folder of the command")
+    return Path(config.runtime.output_dir)
+
+
+def job_number() -> int:
+    """Within its sweep."""
+    return int(HydraConfig.get().job.num)
 
 
 def sweep_directory() -> Path | None:
@@ -282,14 +291,14 @@ def overrides() -> dict[str, str]:
 class ComparisonAtEnd(Callback):
     """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process.
 
-    With `resume`, it also begins with a list of what is there.
+    It begins with a note of what is there, which with `resume` is also told.
     """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        if config.get("resume"):
-            from schedlab.experiments.sweep.resume import list_owners
+        from schedlab.experiments.sweep.resume import list_owners
 
-            done = list_owners(Path(config.hydra.sweep.dir))
+        done = list_owners(Path(config.hydra.sweep.dir))
+        if config.get("resume"):
             print(f"resume: {done} finished {'run' if done == 1 else 'runs'} in {config.hydra.sweep.dir}")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
@@ -322,6 +331,9 @@ def flat(error: BaseException) -> str:
         return key + str(error).splitlines()[0]
     if isinstance(error, (HydraException, SchedlabError)):
         return text
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark  # of the text alone where a string was parsed
+        return f"{mark.name}: line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
