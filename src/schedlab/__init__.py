@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from schedlab import core
-
-__version__ = "0.1.0"
+from schedlab.version import __version__
 
 if TYPE_CHECKING:
     from schedlab.experiments import engines
