@@ -219,4 +219,4 @@ def record_failure(directory: Path, error: Exception) -> None:
     if not (directory / MANIFEST).exists():
         write_manifest(directory, {"labels": compose.choices(GROUPS), "overrides": compose.overrides()})
     if not isinstance(error, SchedlabError) or error.__cause__ is not None:
-        (directory / "error.txt").write_text("".join(traceback.format_exception(error)))
+        (directory / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")

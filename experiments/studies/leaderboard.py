@@ -75,7 +75,9 @@ def cells() -> tuple[list[Cell], list[int]]:
     """The fixed cells, and the seeds of each."""
     from omegaconf import OmegaConf
 
-    told: Any = OmegaConf.to_container(OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text()))
+    told: Any = OmegaConf.to_container(
+        OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text(encoding="utf-8"))
+    )
     found = [
         Cell(traffic, load, slo, (*words, *told["common"], f"slo={slo}"))
         for traffic, loads in told["traffic"].items() for load, words in loads.items() for slo in told["slos"]
