@@ -1,6 +1,6 @@
 """A finished run and the parts to execute it again, from its own folder.
 
-What was offered comes from `workload.jsonl.gz`, the parts from the manifest. Modelled runs are modelled again, by the
+What was offered comes from the workload's log, the parts from the manifest. Modelled runs are modelled again, by the
 rates that the manifest keeps. Measured ones are decided again at their logged times: no model runs.
 """
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from schedlab.experiments.analysis.decisions import LoggedEnds
 from schedlab.experiments.engines import CLOCKS, EngineSetup
-from schedlab.experiments.run.offered import WORKLOAD
 from schedlab.experiments.sweep.replicates import plain_knobs
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock, RecordedClock
@@ -30,12 +29,13 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import NS, EngineRequest
 from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.packed import find
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import Source
 from schedlab.workloads.options import WHOLE
-from schedlab.workloads.readers import read
+from schedlab.workloads.readers import OFFERED, read
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered
 
@@ -108,7 +108,7 @@ class PastRun:
 
     @cached_property
     def workload(self) -> Offers:
-        path = self.directory / WORKLOAD
+        path = find(self.directory, OFFERED)
         if not path.exists():
             raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
         told = self.manifest["workload"]

@@ -249,7 +249,15 @@ def build_optional(node: DictConfig | dict[str, Any] | None, name: str) -> Any:
 
 
 def output_directory() -> Path:
-    return Path(HydraConfig.get().runtime.output_dir)
+    config = HydraConfig.get()
+    if config.job.chdir:
+        raise ConfigError("hydra.job.chdir: expected false: relative paths are those of the folder of the command")
+    return Path(config.runtime.output_dir)
+
+
+def job_number() -> int:
+    """Within its sweep."""
+    return int(HydraConfig.get().job.num)
 
 
 def sweep_directory() -> Path | None:

@@ -89,14 +89,13 @@ def worst_of(config: DictConfig) -> float | list[float] | None:
 
 def made(config: DictConfig) -> tuple[Path, RunTables, str]:
     """This run: where it is, what it left, and a word where it was there before. What raises is in its result too."""
-    directory = compose.output_directory()
+    directory, sweep = compose.output_directory(), compose.sweep_directory()
+    identity = None
     try:
         resolved = compose.resolve(config)
         resumes = settings_of(resolved).resume
         identity = identity_of(resolved)
-        if resumes:
-            directory = resume.folder_for(identity, directory, compose.sweep_directory())
-        with resume.claimed(directory):
+        with resume.place(identity, directory, sweep, resumes) as directory:
             if resumes and resume.is_done(directory, identity):
                 return directory, read_run(directory), "was finished, "
             if resumes and (changed := resume.outdated(directory, identity)):
@@ -105,6 +104,8 @@ def made(config: DictConfig) -> tuple[Path, RunTables, str]:
             tables = run_config(resolved, directory)
             resume.mark_done(directory, identity)
     except Exception as error:
+        if identity is None and resume.is_sibling_s(directory, None, sweep):
+            directory = directory.with_name(f"{directory.name}-job{compose.job_number()}")
         record_failure(directory, error)
         raise
     return directory, tables, ""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab import core
+from schedlab.framework.results import packed
 from schedlab.framework.results.writer import write_whole
 from schedlab.version import __version__
 from schedlab.workloads.trace import Trace
@@ -71,6 +72,7 @@ def describe_run(
         "cost": cost,
         "kernels": kernels,
         "core": core.mode(),
+        "logs": packed.codec().name,
         "policy": source_of(policy),
         "workload": workload_facts(trace),
         "versions": versions(),

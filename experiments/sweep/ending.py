@@ -17,12 +17,12 @@ from schedlab.experiments.sweep.resume import list_owners
 class ComparisonAtEnd(Callback):
     """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process.
 
-    With `resume`, it also begins with a list of what is there.
+    It begins with a note of what is there, which with `resume` is also told.
     """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        done = list_owners(Path(config.hydra.sweep.dir))
         if config.get("resume"):
-            done = list_owners(Path(config.hydra.sweep.dir))
             print(f"resume: {done} finished {'run' if done == 1 else 'runs'} in {config.hydra.sweep.dir}")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
