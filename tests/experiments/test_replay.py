@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import schedlab
 from schedlab.experiments.analysis import replay as replaying
-from schedlab.experiments.analysis.diff import Walk, batches, changes, difference, parting
-from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.analysis.decisions import batches, parting
+from schedlab.experiments.analysis.diff import Walk, changes, difference
+from schedlab.experiments.analysis.past_run import PastRun
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results import packed
