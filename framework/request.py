@@ -74,7 +74,7 @@ class SLO:
     e2e_s: float | None = None
 
 
-class Cadence:
+class DecodeClock:
     """A shared counter of decode steps: each member's token counts grow by one per tick without being touched."""
 
     __slots__ = ("tick",)
@@ -83,7 +83,7 @@ class Cadence:
         self.tick = 0
 
 
-STILL = Cadence()
+NOT_DECODING = DecodeClock()
 """The cadence of every request that is not decoding in step with others; it never ticks."""
 
 
@@ -95,9 +95,9 @@ class Request:
     """One request as a policy sees it. Underscored slots are the engine's to write."""
 
     __slots__ = (
-        "_arrival_ns", "_cadence", "_client", "_computed", "_deadline_ns", "_first_token_ns", "_max_tokens",
-        "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority", "_request_id", "_session", "_slo",
-        "_state", "_tokens",
+        "_arrival_ns", "_base_computed", "_base_tokens", "_client", "_clock", "_deadline_ns", "_depth",
+        "_first_token_ns", "_max_tokens", "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority",
+        "_program", "_request_id", "_session", "_slo", "_state",
     )  # fmt: skip
 
     _request_id: str
@@ -106,6 +106,8 @@ class Request:
     _priority: int
     _deadline_ns: int | None
     _session: str | None
+    _program: str | None
+    _depth: int
     _num_prompt_tokens: int
     _max_tokens: int
     _predicted: int | None
@@ -113,9 +115,9 @@ class Request:
     _state: State
     _num_preemptions: int
     _first_token_ns: int | None
-    _tokens: int
-    _computed: int
-    _cadence: Cadence
+    _base_tokens: int
+    _base_computed: int
+    _clock: DecodeClock
 
     if TYPE_CHECKING:
 
@@ -127,6 +129,8 @@ class Request:
         def priority(self) -> int: ...
         @property
         def session(self) -> str | None: ...
+        @property
+        def depth(self) -> int: ...
         @property
         def num_prompt_tokens(self) -> int: ...
         @property
@@ -145,12 +149,18 @@ class Request:
         client = property(attrgetter("_client"), doc="Who sent it; fairness is counted per client.")
         priority = property(attrgetter("_priority"), doc="Larger is more urgent.")
         session = property(attrgetter("_session"), doc="The conversation it belongs to, or None.")
+        depth = property(attrgetter("_depth"), doc="Requests on the longest chain of its program that ended before it.")
         num_prompt_tokens = property(attrgetter("_num_prompt_tokens"))
         max_tokens = property(attrgetter("_max_tokens"), doc="Cap on the output; never the recorded length.")
         predicted_output_tokens = property(attrgetter("_predicted"), doc="From the configured predictor, or None.")
         slo = property(attrgetter("_slo"))
         state = property(attrgetter("_state"))
         num_preemptions = property(attrgetter("_num_preemptions"))
+
+    @property
+    def program(self) -> str | None:
+        """The requests that wait for one another, directly or not, to which it belongs; else its session, or None."""
+        return self._session if self._program is None else self._program
 
     @property
     def arrival_s(self) -> float:
@@ -168,20 +178,20 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt plus tokens generated so far."""
-        return self._tokens + self._cadence.tick
+        return self._base_tokens + self._clock.tick
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose keys and values are in the cache (or on the host, when swapped)."""
-        return self._computed + self._cadence.tick
+        return self._base_computed + self._clock.tick
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return self._tokens - self._computed
+        return self._base_tokens - self._base_computed
 
     @property
     def num_output_tokens(self) -> int:
-        return self._tokens + self._cadence.tick - self._num_prompt_tokens
+        return self._base_tokens + self._clock.tick - self._num_prompt_tokens
 
     def __repr__(self) -> str:
         return f"<Request {self._request_id} {self._state} {self.num_computed_tokens}/{self.num_tokens}>"
@@ -228,6 +238,8 @@ class EngineRequest(Request):
         self._priority = priority
         self._deadline_ns = deadline_ns
         self._session = session
+        self._program = None
+        self._depth = 0
         self._num_prompt_tokens = num_prompt_tokens
         self._max_tokens = -1 if max_tokens is None else max_tokens
         self._predicted = None
@@ -235,9 +247,9 @@ class EngineRequest(Request):
         self._state = "waiting"
         self._num_preemptions = 0
         self._first_token_ns = None
-        self._tokens = num_prompt_tokens
-        self._computed = 0
-        self._cadence = STILL
+        self._base_tokens = num_prompt_tokens
+        self._base_computed = 0
+        self._clock = NOT_DECODING
         self.content = content
         self.recorded_output_tokens = recorded_output_tokens
         self.abort_ns = abort_ns
@@ -267,7 +279,33 @@ class EngineRequest(Request):
         self.swaps = 0
         self.reason: str | None = None
 
+    @property
+    def arrival_ns(self) -> int:
+        """Intended arrival, nanoseconds."""
+        return self._arrival_ns
+
+    @property
+    def deadline_ns(self) -> int | None:
+        return self._deadline_ns
+
+    @property
+    def first_token_ns(self) -> int | None:
+        return self._first_token_ns
+
+    @property
+    def own_program(self) -> str | None:
+        """The program that its workload names, which may span sessions."""
+        return self._program
+
+    def place_in(self, program: str | None, depth: int) -> None:
+        """Its workload says where it stands among the requests that wait for one another."""
+        self._program, self._depth = program, depth
+
+    def see_at_client(self, first_token_ns: int | None) -> None:
+        """Its first token is what its consumer had first, not what was computed first."""
+        self._first_token_ns = first_token_ns
+
     def mirror(self, state: State, num_tokens: int, num_computed_tokens: int) -> None:
         """Take over what another engine, whose books are not `Ledger`, says of this request now."""
-        assert self._cadence is STILL, "only a request that is counted by itself can be told its counts"
-        self._state, self._tokens, self._computed = state, num_tokens, num_computed_tokens
+        assert self._clock is NOT_DECODING, "only a request that is counted by itself can be told its counts"
+        self._state, self._base_tokens, self._base_computed = state, num_tokens, num_computed_tokens
