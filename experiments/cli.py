@@ -6,6 +6,7 @@ arguments and is declared by `@app.command()`. Commands import what they need wh
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -238,6 +239,9 @@ def main() -> None:
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # so that policy._target_=mine.Mine finds mine.py, as under python -m
     warnings.showwarning = show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # one that has no ≤ costs no run
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
     except (SchedlabError, UsageError) as error:

@@ -304,7 +304,7 @@ def counterfactual(
         overrides={key: value for key, value in past.manifest["overrides"].items() if key.split(".")[0] != "policy"},
     ).run(out)  # fmt: skip
     if out is not None:
-        written = json.loads((out / MANIFEST).read_text())
+        written = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         write_manifest(out, {**written, "workload": past.manifest["workload"]})  # it was offered the same
     return tables
 

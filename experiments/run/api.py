@@ -24,7 +24,7 @@ from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.tokenizer import Tokenizer
-from schedlab.framework.policy import Policy
+from schedlab.framework.policy import Policy, check_policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import NS, SLO
 from schedlab.framework.results.metrics import Measurement
@@ -68,6 +68,7 @@ class Experiment:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_policy(self.policy)
         own = {"policy": type(self.policy).__name__, "workload": self.workload.name, "engine": self.engine.name}
         self.labels = {**own, "seed": self.seed, **self.labels}
         self.config = self.config or {**own, "seed": self.seed, "limits": asdict(self.engine.config)}

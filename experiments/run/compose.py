@@ -29,6 +29,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -36,7 +37,7 @@ from schedlab.framework.errors import ConfigError, SchedlabError
 CONFIG_MODULE = "schedlab.conf"
 PAIR = re.compile(r"[~+]|[\w./@:]+=")
 """How a word begins that is no flag."""
-USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException)
+USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException, YAMLError)
 """What a user can cause: one line and exit 2. Anything else is our fault or a policy's, and shows its traceback."""
 
 
@@ -322,6 +323,9 @@ def flat(error: BaseException) -> str:
         return key + str(error).splitlines()[0]
     if isinstance(error, (HydraException, SchedlabError)):
         return text
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark  # of the text alone where a string was parsed
+        return f"{mark.name}: line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -91,8 +91,8 @@ def markdown(study: Study) -> str:
 
 def write(study: Study, directory: Path, *, plots: bool) -> None:
     """capacity.json, capacity.md, and plots/capacity.png."""
-    (directory / "capacity.json").write_text(json.dumps(as_json(study), indent=1) + "\n")
-    (directory / "capacity.md").write_text(markdown(study))
+    (directory / "capacity.json").write_text(json.dumps(as_json(study), indent=1) + "\n", encoding="utf-8")
+    (directory / "capacity.md").write_text(markdown(study), encoding="utf-8")
     if plots and study.curves:
         from schedlab.experiments.analysis.plots import save
 

@@ -125,8 +125,8 @@ def as_markdown(study: Study) -> str:
 
 def write(study: Study, directory: Path, *, plots: bool) -> None:
     """fidelity.json, fidelity.md, the profile, and plots/fidelity.png."""
-    (directory / "fidelity.json").write_text(json.dumps(as_json(study), indent=1) + "\n")
-    (directory / "fidelity.md").write_text(as_markdown(study))
+    (directory / "fidelity.json").write_text(json.dumps(as_json(study), indent=1) + "\n", encoding="utf-8")
+    (directory / "fidelity.md").write_text(as_markdown(study), encoding="utf-8")
     study.profile.save(directory / "profile.json")
     if plots:
         from schedlab.experiments.analysis.plots import save

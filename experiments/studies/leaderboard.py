@@ -75,7 +75,9 @@ def cells() -> tuple[list[Cell], list[int]]:
     """The fixed cells, and the seeds of each."""
     from omegaconf import OmegaConf
 
-    told: Any = OmegaConf.to_container(OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text()))
+    told: Any = OmegaConf.to_container(
+        OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text(encoding="utf-8"))
+    )
     found = [
         Cell(traffic, load, slo, (*words, *told["common"], f"slo={slo}"))
         for traffic, loads in told["traffic"].items() for load, words in loads.items() for slo in told["slos"]
@@ -101,9 +103,8 @@ def installed_policies(loader: Any) -> list[str]:
 def measured(config: Any) -> dict[str, Any]:
     """The task of a run: its summary."""
     from schedlab.experiments.run.job import made
-    from schedlab.framework.results.reader import read_run
 
-    return dict(read_run(made(config)[0]).summary)
+    return dict(made(config)[1].summary)
 
 
 def entries(

@@ -158,7 +158,7 @@ def write(done: Sequence[Reproduction], out: Path) -> list[Path]:
     """Page and picture."""
     out.mkdir(parents=True, exist_ok=True)
     page, picture = out / "reproductions.md", out / "reproductions.png"
-    page.write_text(markdown(done, picture.name))
+    page.write_text(markdown(done, picture.name), encoding="utf-8")
     draw(done, picture)
     return [page, picture]
 

@@ -70,7 +70,7 @@ def roofline_job(config: DictConfig) -> None:
     result = roofline(shape, hardware, measured_s=times, **terms, **sizes)
     render(result, Console(width=None if sys.stdout.isatty() else WIDTH))
     path = compose.output_directory() / "roofline.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def shown_situations(executor: CostExecutor, sizes: dict[str, Any]) -> tuple[Situation, ...]:

@@ -116,7 +116,7 @@ def received(reference: Any, folder: Path) -> Outcome:
         resume.start_over(folder)
         shutil.rmtree(folder)
     incoming.rename(folder)
-    print((folder / LOG).read_text(), end="")
+    print((folder / LOG).read_text(encoding="utf-8"), end="")
     return outcome  # type: ignore[no-any-return]
 
 
@@ -190,7 +190,7 @@ def work(parcel: Parcel) -> tuple[Outcome, bytes]:
         except Exception as error:
             outcome = Outcome(error=RuntimeError(f"{type(error).__name__}: {error}"))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / LOG).write_text(said.getvalue())
+    (folder / LOG).write_text(said.getvalue(), encoding="utf-8")
     content = pack(folder)
     shutil.rmtree(folder)
     return outcome, content

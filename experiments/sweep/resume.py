@@ -89,7 +89,7 @@ def claimed(directory: Path) -> Iterator[None]:
 def read_json(path: Path) -> Mapping[str, Any]:
     """A file of ours, which is there as a whole or not at all."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return content if isinstance(content, dict) else {}

@@ -165,7 +165,7 @@ class CostExecutor:
             else:
                 pairs += more_pairs
                 keys += more_keys
-            if start + count == request._tokens + request._cadence.tick:
+            if start + count == request.num_tokens:
                 rows += 1
         copied = (len(batch.copies_out) + len(batch.copies_in)) * self._block_bytes
         work = (tokens, rows, decodes, prefills, pairs, keys, context, copied)

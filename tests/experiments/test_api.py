@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -18,10 +19,13 @@ from schedlab.experiments.run.offered import OUTPUTS, WORKLOAD, Counted, read_ou
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.policy import Policy
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
+from schedlab.policies.slo_aware import SLOAware
+from schedlab.testing import check
 from schedlab.workloads.arrivals import Poisson
 from schedlab.workloads.lengths import Fixed
 from schedlab.workloads.populations import CommonWork
@@ -31,6 +35,36 @@ from schedlab.workloads.workload import Recorded
 
 def sample(requests: int = 30) -> Recorded:
     return Recorded(path="embedded:sample.jsonl.gz", format="mooncake", block_size=16, max_requests=requests)
+
+
+class ForgotItsBase:
+    def schedule(self, step):
+        step.grant_decodes()
+
+
+class WithoutSchedule(Policy):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("fcfs", "found the text 'fcfs'"),
+        (FCFS, "found the class FCFS: make one, FCFS()"),
+        (ForgotItsBase(), "ForgotItsBase is not derived from schedlab.Policy"),
+        (WithoutSchedule(), "WithoutSchedule has no method schedule"),
+    ],
+)
+def test_what_is_no_policy_is_refused_at_once(policy, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        schedlab.run(policy, sample(), engines.virtual("llama3.1-8b", "h100"))
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check(lambda: policy, seconds=0.1)
+
+
+def test_slo_aware_says_that_it_needs_an_estimator():
+    with pytest.raises(ValueError, match="needs an estimator"):
+        SLOAware()
 
 
 def test_a_run_needs_three_objects():
