@@ -52,11 +52,15 @@ def notes(study: Study) -> list[str]:
     options, slo = study.options, slo_line(asdict(study.slo))
     lines = [
         f"capacity: the highest rate at which {options.attainment:.0%} of the requests meet SLO {slo}",
+        f"predictor: {study.predictor}",
         f"{study.workload}: {options.replicates} replicates of {study.requests / options.replicates:,.0f} requests, "
         f"rates in steps of {options.resolution:.1%}, {study.runs:,} runs",
     ]
     if study.limit is not None:
-        lines.append(f"no schedule serves more than {study.limit:.3g} requests/s (by work)")
+        share = f"{options.attainment:.0%} of the requests"
+        lines.append(f"no schedule serves {share} at more than {study.limit:.3g} requests/s without end (by work)")
+    for policy, count in study.at_limit.items():
+        lines.append(f"{policy}: meets it up to that limit in {count} replicates: longer traces would tell more")
     for found in study.capacities:
         missing = sum(rate is None for rate in found.rates)
         if missing:
@@ -120,7 +124,7 @@ def picture(study: Study) -> Figure:
             axis.plot([found.mean], [knee], "o", color=style["color"])
     top = max(max(curve.goodput) for curve in study.curves)
     if study.limit is not None and study.limit < 2 * top:
-        draw_limit(axis, study.limit, "no schedule serves more")
+        draw_limit(axis, study.limit, "no schedule serves as many")
     axis.set(xlabel="offered requests per second", xlim=(0, None))
     axis.set(ylabel="goodput (requests per second)", ylim=(0, None))
     axis.legend(frameon=False)

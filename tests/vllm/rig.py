@@ -298,8 +298,6 @@ def on_stub(policy, load, *, blocks=199, caching=True, seqs=16, budget=256, pred
     return recorder.close(backlog_end=0, counters={})
 
 
-
-
 def first_difference(a, b) -> int | None:
     """The index of the first step at which two runs decide differently."""
     columns = ("preempted", "grants", "decodes", "decodes_at")
