@@ -21,6 +21,14 @@ from schedlab.workloads.records import first_record, to_last_whole_row
 from schedlab.workloads.soundness import check
 from schedlab.workloads.trace import Trace
 
+NO_TRACE = {
+    ("Received request ", "SamplingParams("): "is a log of vLLM's server, which has no lengths in it; its "
+    "OpenTelemetry spans have (format=otel_genai)",
+    ("custom_id", "url", "body"): "is a batch of requests to OpenAI's API: texts without times or lengths; the batch's "
+    "output has lengths (format=table with columns.prompt_tokens=response.body.usage.prompt_tokens …)",
+}  # fmt: skip
+"""Beginnings of the keys of files that are often taken for traces, and why they are none."""
+
 
 class Reader(Protocol):
     OPTIONS: frozenset[str]
@@ -79,6 +87,9 @@ def detect(path: Path) -> str:
     if path.is_dir():
         raise TraceError(f"{path}: is a folder, expected a file, a run's folder with {OFFERED}, or format=weka")
     record = first_record(path)
+    for parts, what in NO_TRACE.items():
+        if all(any(part in name for name in record) for part in parts):
+            raise TraceError(f"{path}: {what}")
     found = [name for name in formats() if load(name).matches(record)]
     if len(found) == 1:
         return found[0]
