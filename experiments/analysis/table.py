@@ -150,13 +150,10 @@ class Comparison:
     @cached_property
     def notes(self) -> list[str]:
         """What a reader must know besides the figures, the runs without figures included."""
-        runs = list(self.complete.values())
-        notes = (
-            [*limit_notes(runs), *chain_notes(runs), *arrival_notes(runs), *token_notes(self.complete)] if runs else []
-        )
-        return (
-            self.settings + notes + [f"{run.tables.status}: {name}: {run.error}" for name, run in self.failed.items()]
-        )
+        runs, notes = list(self.complete.values()), self.settings
+        if runs:
+            notes += [*limit_notes(runs), *chain_notes(runs), *arrival_notes(runs), *token_notes(self.complete)]
+        return notes + [f"{run.tables.status}: {name}: {run.error}" for name, run in self.failed.items()]
 
     def rows(self) -> list[list[str]]:
         """Heading and values of each figure that any run knows."""
