@@ -22,6 +22,7 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import Executor
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.files import model_directory
+from schedlab.framework.model.hf import read_config
 
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
@@ -227,7 +228,7 @@ def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[s
         model = {"path": model} if "/" in model else preset("model", model)
     extras = {key: model[key] for key in MODEL_EXTRAS if key in model}
     if extras.get("path"):
-        return ModelConfig.from_hf(model_directory(extras["path"])), extras
+        return read_config(model_directory(extras["path"])), extras
     return ModelConfig.from_mapping({key: value for key, value in model.items() if key not in MODEL_EXTRAS}), extras
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments import engines
-from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.analysis.past_run import PastRun
 from schedlab.experiments.run.api import Experiment
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError

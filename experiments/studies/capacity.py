@@ -1,7 +1,7 @@
 """`schedlab capacity`: the highest rate at which each of several policies meets its SLO, and goodput against rate.
 
 One workload is offered at many rates, its arrivals scaled in time; every policy sees the same replicates at the same
-rates. Knows how to search and what to run; statistics.py has the intervals, capacity_report.py shows the result.
+rates. Knows how to search and what to run; statistics.py has the intervals, capacity_result.py shows the result.
 
 A replicate's capacity is the highest rate of a grid at which attainment is as high as asked, found by bisection. That
 supposes attainment falls with the rate; where it does not, one of the crossings is found. Goodput is counted over the
@@ -23,6 +23,8 @@ from schedlab.experiments.analysis.statistics import Interval, interval, pairs_n
 from schedlab.experiments.analysis.verdicts import EFFECT, verdict_of
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import Experiment
+from schedlab.experiments.studies import capacity_result
+from schedlab.experiments.studies.capacity_result import Capacity, CapacityOptions, CapacityStudy, Curve
 from schedlab.framework.cost.bounds import Demand, Prices, total_work_ns
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
@@ -42,27 +44,6 @@ ATTAINMENT = "slo/attainment"
 WIDEST = 10
 """Doublings of the first rate within which a capacity is sought, both ways."""
 LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Options:
-    """The keys of `capacity`."""
-
-    policies: list[str] | None
-    attainment: float
-    replicates: int
-    resolution: float
-    points: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.attainment <= 1:
-            raise ConfigError(f"capacity.attainment: expected a share above 0, up to 1, found {self.attainment}")
-        if self.replicates < 1:
-            raise ConfigError(f"capacity.replicates: expected at least 1, found {self.replicates}")
-        if not 0 < self.resolution <= 1:
-            raise ConfigError(f"capacity.resolution: expected a relative step in (0, 1], found {self.resolution}")
-        if self.points < 0:
-            raise ConfigError(f"capacity.points: expected at least 0, found {self.points}")
 
 
 # ---- what is run ----
@@ -176,62 +157,7 @@ def highest(meets: Callable[[int], bool], start: int, furthest: int) -> int | No
     return low
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Of one policy. `rates` in requests/s of each replicate, None where no rate is low enough; `mean` geometric.
-
-    `against_first`: the relative difference to the first policy, its interval and p, paired by replicate.
-    """
-
-    policy: str
-    rates: tuple[float | None, ...]
-    mean: float | None
-    interval: Interval | None
-    against_first: float | None
-    difference: Interval | None
-    p: float | None
-    verdict: str
-    needed: int | None
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Goodput and attainment of one policy at each rate, means over replicates, with the interval of goodput: the
-    requests that meet the SLO, by the time in which all arrive."""
-
-    policy: str
-    rates: tuple[float, ...]
-    goodput: tuple[float, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    attainment: tuple[float, ...]
-
-    @property
-    def peak(self) -> tuple[float, float]:
-        """Rate and goodput where this is highest."""
-        at = int(np.argmax(self.goodput))
-        return self.rates[at], self.goodput[at]
-
-
-@dataclass(frozen=True)
-class Study:
-    """All that one command found. `limit`: requests/s at which no schedule meets the SLO, if arrivals do not end; the
-    geometric mean over the replicates, None where the cost is not modelled. `at_limit`: in how many replicates a policy
-    meets it up to there, so that their traces are too short to tell more."""
-
-    options: Options
-    slo: SLO
-    predictor: str
-    workload: str
-    requests: int
-    capacities: tuple[Capacity, ...]
-    curves: tuple[Curve, ...]
-    limit: float | None
-    at_limit: Mapping[str, int]
-    runs: int
-
-
-def study(bench: Bench, options: Options, say: Say = print) -> Study:
+def study(bench: Bench, options: CapacityOptions, say: Say = print) -> CapacityStudy:
     """Find every capacity, then the curves around them."""
     seeds = bench.seeds(options.replicates)
     grid = Grid(bench.first_rate(seeds[0]), options.resolution)
@@ -250,7 +176,7 @@ def study(bench: Bench, options: Options, say: Say = print) -> Study:
     curves = tuple(curve_of(bench, policy, rates, seeds) for policy in bench.policies) if rates else ()
     requests = sum(len(bench.trace(seed)) for seed in seeds)
     at_limit = {policy: short_of(own, limits, options.resolution) for policy, own in found.items()}
-    return Study(
+    return CapacityStudy(
         options, bench.slo, bench.predictor, bench.workload.name, requests, capacities, curves, limit,
         {policy: count for policy, count in at_limit.items() if count}, len(bench.known),
     )  # fmt: skip
@@ -342,20 +268,19 @@ def capacity_job(config: DictConfig) -> None:
     """Run the study that `config` describes, show it, and write it into Hydra's output directory."""
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
-    from schedlab.experiments.run.job import short
-    from schedlab.experiments.studies import capacity_report
+    from schedlab.experiments.run.messages import short
 
     keys = compose.resolve(config.capacity)
-    check_arguments("capacity", keys, Options)
-    options = Options(**keys)
+    check_arguments("capacity", keys, CapacityOptions)
+    options = CapacityOptions(**keys)
     found = study(bench_of(config, options), options)
     directory = compose.output_directory()
-    capacity_report.show(found)
-    capacity_report.write(found, directory, plots=config.plots)
+    capacity_result.show(found)
+    capacity_result.write(found, directory, plots=config.plots)
     print(f"in {short(directory)}")
 
 
-def bench_of(config: DictConfig, options: Options) -> Bench:
+def bench_of(config: DictConfig, options: CapacityOptions) -> Bench:
     from schedlab.experiments.analysis.table import predictor_line
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_whole
