@@ -25,6 +25,8 @@ from schedlab.workloads.trace import Trace
 
 VIRTUAL = "schedlab.experiments.engines.virtual"
 ON_CPU = "schedlab.experiments.engines.cpu"
+TAKEN = {*signature(engines.virtual).parameters, *(f.name for f in fields(EngineConfig))} - {"limits"}
+"""Keys of an engine that the virtual one takes."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,6 @@ def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict
     from schedlab.experiments.run.compose import preset
 
     hardware = preset("hardware", "cpu") if engine["_target_"] == ON_CPU else config["hardware"]
-    taken = {*signature(engines.virtual).parameters, *(f.name for f in fields(EngineConfig))}
-    kept = {key: value for key, value in engine.items() if key in taken}
+    kept = {key: value for key, value in engine.items() if key in TAKEN}
     held = {"weight_dtype": engines.DTYPES[engine["dtype"]]} if "dtype" in engine else {}
     return {**kept, **held, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}

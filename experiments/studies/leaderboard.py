@@ -28,8 +28,8 @@ FIGURES = (
 )  # fmt: skip
 SCORE = "goodput/requests_per_s"
 LEAN = ("record=summary", "wandb.mode=disabled", "progress=false", "plots=false", "resume=true")
-NOT_INSTALLED = ("custom",)
-"""Options of the policy group that are no policy until more is given."""
+NOT_INSTALLED = ("custom", "vllm")
+"""Options of the policy group that are no policy: until more is given, or but for one engine."""
 NAME = "leaderboard"
 CELLS = "leaderboard.yaml"
 
