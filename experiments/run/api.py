@@ -178,6 +178,7 @@ class Experiment:
             overrides=self.overrides,
             seeds={"seed": self.seed},
             policy=self.policy,
+            predictor=self.predictor,
             trace=self.trace,
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),
