@@ -88,7 +88,7 @@ def share_of(trace: Trace, replicas: int) -> Trace:
 
 
 def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's node for the virtual clock, with the limits that the run had."""
+    """The engine's node for the virtual clock, with the limits that the run had and the keys that it takes."""
     engine = dict(config["engine"])
     if engine["_target_"] == VIRTUAL:
         return engine
@@ -96,4 +96,5 @@ def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict
 
     hardware = preset("hardware", "cpu") if engine["_target_"] == ON_CPU else config["hardware"]
     kept = {key: value for key, value in engine.items() if key in TAKEN}
-    return {**kept, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}
+    held = {"weight_dtype": engines.DTYPES[engine["dtype"]]} if "dtype" in engine else {}
+    return {**kept, **held, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}
