@@ -259,9 +259,10 @@ def _layer_windows(keys: Keys, name: str, layers: int) -> tuple[int | None, ...]
     if name.startswith("qwen") and not keys.get("use_sliding_window"):
         window = None
     if name in _ALIKE:
-        if kinds is not None:
+        alike = (window if name in ("mistral", "mixtral", "qwen3_moe") else None,) * layers
+        if kinds is not None and windows_of(kinds, window, layers) != alike:
             raise ModelError(f"layer_types: expected none in a {name}, whose layers are alike, found {kinds}")
-        return (window if name in ("mistral", "mixtral", "qwen3_moe") else None,) * layers
+        return alike
     if kinds is None:
         kinds = ["full_attention" if _full(keys, name, i) else "sliding_attention" for i in range(layers)]
     return windows_of(kinds, window, layers)
