@@ -20,7 +20,7 @@ from schedlab.experiments.engines import CLOCKS, EngineSetup
 from schedlab.experiments.sweep.replicates import plain_knobs
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock, RecordedClock
-from schedlab.framework.cost.expand import expanded_steps
+from schedlab.framework.cost.expand import boundaries
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import ConfigError
@@ -46,6 +46,7 @@ class NullExecutor:
     """An executor of runs whose times are known: it computes nothing, and no tokens."""
 
     needs_inputs = False
+    chains = True
     vocab_size = 1
     eos_token_ids: tuple[int, ...] = ()
 
@@ -173,6 +174,16 @@ class PastRun:
             setup.executor.use_rates(rates)
         return setup
 
+    def _stamps(self) -> tuple[list[int], list[int]]:
+        """Start and duration of each boundary. A chain of a measured run is one row of the log."""
+        steps = self.tables.steps
+        if self.manifest.get("cost") is None:
+            return steps["now_ns"].tolist(), steps["duration_ns"].tolist()
+        row, ends = boundaries(self.tables, np.arange(len(steps["now_ns"])), exact=True)
+        begins = np.append(True, row[1:] != row[:-1])[: len(row)]
+        starts = np.where(begins, steps["now_ns"][row], np.roll(ends, 1))
+        return starts.tolist(), (ends - starts).tolist()
+
     def _block_bytes(self, block_size: int) -> int:
         """Of the executor that was measured; asked for where there is a host pool."""
         return int(self.make_setup().executor.block_bytes(block_size))
@@ -191,8 +202,7 @@ class PastRun:
             if executor.needs_inputs:
                 source = self.workload.source(config.max_model_len, vocab_size=executor.vocab_size)
         else:
-            steps = self.tables.steps if (self.tables.steps["repeat"] == 1).all() else expanded_steps(self.tables)
-            clock = RecordedClock(steps["now_ns"].tolist(), steps["duration_ns"].tolist())
+            clock = RecordedClock(*self._stamps())
             executor = NullExecutor(self._block_bytes if config.swap_space_gib else lambda block_size: block_size)
             source = LoggedEnds(source, self.tables.requests)
         told = recorder or Recorder(Measurement(config.max_num_seqs, config.num_blocks))

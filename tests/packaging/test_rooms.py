@@ -43,9 +43,7 @@ def imports(source: str, known: set[str]) -> set[str]:
 
 
 MODULES = modules()
-IMPORTS = {
-    name: imports(path.read_text(encoding="utf-8"), set(MODULES)) - {name} for name, path in MODULES.items()
-}
+IMPORTS = {name: imports(path.read_text(encoding="utf-8"), set(MODULES)) - {name} for name, path in MODULES.items()}
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
