@@ -1,6 +1,7 @@
 """Experts against a loop over tokens, and faults that logits must show."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,6 +60,15 @@ def test_experts_that_nobody_chose_compute_nothing():
 def test_experts_on_a_device_that_has_no_kernels_for_them():
     with pytest.raises(ConfigError, match=r"model\.num_experts: expected 0 on cuda .*, found 5"):
         ModelExecutor(SHAPE, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "more", [{"shared_intermediate_size": 8}, {"num_dense_layers": 1}, {"kv_lora_rank": 8}], ids=lambda more: [*more][0]
+)
+def test_what_is_only_modelled_is_refused(more):
+    (key, found), *_ = more.items()
+    with pytest.raises(ConfigError, match=rf"model\.{key}: expected 0 on engines that compute, found {found}"):
+        ModelExecutor(replace(SHAPE, **more))
 
 
 # ---- faults ----
