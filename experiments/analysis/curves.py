@@ -32,6 +32,11 @@ ASKED = 0.9
 MOST_TICKS = 10
 WIDE = 20
 """Ratio of the largest number to the smallest from which on the axis is logarithmic."""
+UNITS = {
+    "rate": "requests/s", "chunk_size": "tokens", "stall_tokens": "tokens", "max_num_batched_tokens": "tokens",
+    "max_num_seqs": "requests", "num_blocks": "blocks", "block_size": "tokens",
+}  # fmt: skip
+"""Of swept numbers, by the end of their key."""
 NO_CONDITION = ("seed", "wandb", "plots", "progress", "timeline", "record", "resume", "hydra", "log_format")
 
 
@@ -195,6 +200,11 @@ def unit(metric: str) -> tuple[float, str]:
     return (100.0, f"{metric} (%)") if shares else (1.0, f"{metric} (1)")
 
 
+def swept_label(key: str) -> str:
+    told = UNITS.get(key.rpartition(".")[2])
+    return f"{key} ({told})" if told else key
+
+
 def picture(found: Curves, size: tuple[float, float] = (8, 5)) -> Figure:
     """The lines with their bands; the limit of the SLO; a ring on the last rate of each line that is within it."""
     figure, (axis,) = panels(1, 1, size)
@@ -207,7 +217,7 @@ def picture(found: Curves, size: tuple[float, float] = (8, 5)) -> Figure:
         _mark_capacity(axis, found, points, scale, style["color"])
     if found.limit is not None:
         axis.axhline(found.limit * scale, color="#777777", linestyle=":", label="limit of the SLO")
-    axis.set(xlabel=found.x if found.x == found.swept else unit(found.x)[1], ylabel=label)
+    axis.set(xlabel=swept_label(found.x) if found.x == found.swept else unit(found.x)[1], ylabel=label)
     _scale(axis, found)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure

@@ -96,7 +96,7 @@ def test_every_picture_names_axes_units_and_limits(sweep):
     for found in (*of_sweep(Comparison.read([sweep])), pareto(runs_of(sweep), "rate")):
         figure = picture(found)
         (axis,) = figure.axes
-        assert axis.get_xlabel() and axis.get_ylabel().endswith(")")
+        assert axis.get_xlabel().endswith(")") and axis.get_ylabel().endswith(")")
         shown = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
         assert set(found.lines) <= shown and ("limit of the SLO" in shown) == (found.limit is not None)
     rated = picture(curves(runs_of(sweep), "rate", "ttft/p99")).axes[0]
