@@ -1,7 +1,7 @@
 """The figures of README.md, of docs/ and of the pages they link.
 
-What needs only modelled time and traffic that is drawn is made again and must read as printed; what was measured must be
-there in its form, in a range that it can have, with the command that measures it.
+What needs only modelled time and traffic that is drawn is made again and must read as printed; what was measured must
+be there in its form, in a range that it can have, with the command that measures it.
 """
 
 from __future__ import annotations
