@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from schedlab.experiments.analysis.rebuild import check_literal, find, rebuild
 from schedlab.experiments.analysis.recorded import LoggedEnds
 from schedlab.experiments.engines import CLOCKS, EngineSetup
 from schedlab.experiments.run.manifest import MANIFEST, write_manifest
@@ -32,9 +32,9 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
-from schedlab.framework.request import NS, SLO, EngineRequest
+from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.results import packed
 from schedlab.framework.results.metrics import Measurement
-from schedlab.framework.results.packed import find
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import RunTables
@@ -80,9 +80,12 @@ class Offers(Offered):
 
 @dataclass(frozen=True)
 class PastRun:
-    """A finished run and the parts to execute it again. ConfigError where its folder does not say what they were."""
+    """A finished run and the parts to execute it again. ConfigError where its folder does not say what they were, and
+    for parts that are not schedlab's or a plug-in's, unless these are trusted.
+    """
 
     directory: Path
+    trust: bool = False
 
     @cached_property
     def tables(self) -> RunTables:
@@ -113,7 +116,7 @@ class PastRun:
 
     @cached_property
     def workload(self) -> Offers:
-        path = find(self.directory, OFFERED)
+        path = packed.find(self.directory, OFFERED)
         if not path.exists():
             raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
         told = self.manifest["workload"]
@@ -149,22 +152,29 @@ class PastRun:
     def make_policy(self) -> Policy:
         """As it was before the run."""
         node = self.part("policy")
-        if node is not None:
-            return _build(node, "policy")  # type: ignore[no-any-return]
-        told = self.manifest["policy"]
-        module, _, name = told["class"].rpartition(".")
+        if node is None:
+            node = self._node_of_knobs(self.manifest["policy"])
         try:
-            cls = getattr(import_module(module), name)
-            made: Policy = cls(**revived(cls, plain_knobs(self.manifest)))
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"{self.directory}: its policy {told['class']} cannot be made again ({error}); call replay with one"
-            ) from error
+            made: Policy = self._made(node, "policy")
+        except ConfigError as error:
+            raise ConfigError(f"{self.directory}: {error}; from Python, call replay with a policy") from error
         return made
+
+    def _node_of_knobs(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of a policy that was given as an object: a function is named by its path."""
+        cls = find(told["class"], "policy", trust=self.trust)
+        node: dict[str, Any] = {"_target_": told["class"]}
+        for name, value in plain_knobs(self.manifest).items():
+            function = isinstance(value, str) and callable(getattr(cls, name, None))
+            node[name] = {"_target_": value, "_partial_": True} if function else value
+        return node
+
+    def _made(self, node: Mapping[str, Any], place: str) -> Any:
+        return rebuild(node, place, trust=self.trust)
 
     def make_predictor(self) -> Predictor | None:
         node = self.part("predictor")
-        return None if node is None else _build(node, "predictor")
+        return None if node is None else self._made(node, "predictor")
 
     def make_setup(self) -> EngineSetup:
         """The engine that it ran on, under the same limits and with the same modelled rates."""
@@ -173,7 +183,7 @@ class PastRun:
             raise ConfigError(f"{self.directory}: was run from Python, its engine is not in the files")
         rates = self.manifest.get("cost")
         changes = {**self.manifest["engine"], **({"profile": None} if rates else {})}
-        setup: EngineSetup = _build({**node, **changes}, "engine")
+        setup: EngineSetup = self._made({**node, **changes}, "engine")
         if rates and isinstance(setup.executor, CostExecutor):
             setup.executor.use_rates(rates)
         return setup
@@ -204,24 +214,6 @@ class PastRun:
         return Engine(policy or self.make_policy(), executor, source, config, clock, told, self.make_predictor())
 
 
-def revived(cls: Any, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Knobs as the policy takes them: a function, which a manifest names by its path, is that function again."""
-    found = dict(knobs)
-    for name, value in knobs.items():
-        if isinstance(value, str) and callable(getattr(cls, name, None)):
-            module, _, attribute = value.rpartition(".")
-            found[name] = getattr(import_module(module), attribute)
-    return found
-
-
-def _build(node: Mapping[str, Any], name: str) -> Any:
-    from omegaconf import OmegaConf
-
-    from schedlab.experiments.run import compose
-
-    return compose.build(OmegaConf.create(dict(node)), name)
-
-
 # ---- the same decisions ----
 
 
@@ -240,12 +232,12 @@ class Replayed:
         return self.digest == self.again
 
 
-def replay(directory: str | Path, policy: Policy | None = None) -> Replayed:
+def replay(directory: str | Path, policy: Policy | None = None, *, trust: bool = False) -> Replayed:
     """Execute the run in `directory` again; `policy` is the one it had, where the files cannot say.
 
     ConfigError for a run whose folder lacks what is needed.
     """
-    past = PastRun(Path(directory))
+    past = PastRun(Path(directory), trust)
     engine = past.again(policy)
     engine.run()
     tables = engine.recorder.close(backlog_end=engine.num_unfinished, counters={})
@@ -273,7 +265,7 @@ def same_times(past: PastRun, again: RunTables) -> bool:
 
 def counterfactual(
     directory: str | Path, policy: Policy, out: Path | None = None, *, label: str | None = None,
-    node: Mapping[str, Any] | None = None, predictor: Predictor | None = None,
+    node: Mapping[str, Any] | None = None, predictor: Predictor | None = None, trust: bool = False,
 ) -> RunTables:  # fmt: skip
     """What `policy` makes of the same requests on the same engine; in the run directory `out`, if given.
 
@@ -282,12 +274,12 @@ def counterfactual(
     """
     from schedlab.experiments.run.api import Experiment
 
-    past = PastRun(Path(directory))
+    past = PastRun(Path(directory), trust)
     setup, config, labels = past.make_setup(), past.manifest["config"], past.manifest["labels"]
     slo = past.part("slo")
     tables = Experiment(
         policy=policy, workload=cast(Workload, past.workload), engine=setup, seed=int(labels.get("seed", 0)),
-        slo=None if slo is None else SLO(**{key: value for key, value in slo.items() if key != "_target_"}),
+        slo=None if slo is None else rebuild(slo, "slo"),
         predictor=predictor or past.make_predictor(), clock=past.manifest["clock"], **config.get("measure", {}),
         config={**config, "policy": dict(node or {"class": type(policy).__name__})},
         labels={**labels, "policy": label or type(policy).__name__},
@@ -299,10 +291,12 @@ def counterfactual(
     return tables
 
 
-def replay_command(directory: Path, policy: str | None, words: Sequence[str], out: Path | None) -> bool:
+def replay_command(
+    directory: Path, policy: str | None, words: Sequence[str], out: Path | None, *, trust: bool = False
+) -> bool:
     """The command. Returns whether the decisions were the same; under another policy nothing is asserted."""
     if policy is None:
-        return _told(directory, replay(directory))
+        return _told(directory, replay(directory, trust=trust))
     from omegaconf import OmegaConf
 
     from schedlab.experiments.analysis.table import Comparison
@@ -312,12 +306,13 @@ def replay_command(directory: Path, policy: str | None, words: Sequence[str], ou
     config = compose.compose([f"policy={policy}", *words])
     past = PastRun(directory).manifest["config"]
     if "estimator" in past:  # step times of that run's model and machine, where the policy asks for them
+        check_literal(past["estimator"], "estimator")
         OmegaConf.update(config, "estimator", past["estimator"], merge=False, force_add=True)
     made, predictor = compose.build(config.policy, "policy"), compose.build_optional(config.predictor, "predictor")
     node = compose.resolve(config.policy)
     with tempfile.TemporaryDirectory() as kept_nowhere:
         place = out or Path(kept_nowhere)
-        counterfactual(directory, made, place, label=policy, node=node, predictor=predictor)
+        counterfactual(directory, made, place, label=policy, node=node, predictor=predictor, trust=trust)
         comparison = Comparison.read([directory, place])
         comparison.names = [comparison.runs[0].policy, policy]
         comparison.show()
