@@ -240,6 +240,7 @@ class LLM:
             overrides={},
             seeds={},
             policy=self._policy,
+            predictor=None,
             trace=read(directory, "offered").with_columns(name="live"),
             engine=asdict(self._setup.config),
             clock="wall",

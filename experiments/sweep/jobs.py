@@ -32,6 +32,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from schedlab.experiments.run.messages import show_warning
 from schedlab.framework.results.writer import write_whole
 from schedlab.workloads.workload import keep_traces
 
@@ -169,8 +170,6 @@ class SweepTask:
 
 def set_up() -> None:
     """What a process needs that runs jobs only."""
-    from schedlab.experiments.cli import show_warning
-
     warnings.showwarning = show_warning
     os.environ["HYDRA_FULL_ERROR"] = "1"
     setup_globals()
