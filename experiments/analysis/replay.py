@@ -24,6 +24,7 @@ from schedlab.experiments.engines import CLOCKS, EngineSetup
 from schedlab.experiments.run.manifest import MANIFEST, write_manifest
 from schedlab.experiments.run.offered import WORKLOAD
 from schedlab.experiments.sweep.replicates import plain_knobs
+from schedlab.framework.admission import Admission
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock, RecordedClock
 from schedlab.framework.cost.expand import expanded_steps
@@ -162,6 +163,10 @@ class PastRun:
             ) from error
         return made
 
+    def make_admission(self) -> Admission | None:
+        node = self.part("admission")
+        return None if node is None else _build(node, "admission")
+
     def make_predictor(self) -> Predictor | None:
         node = self.part("predictor")
         return None if node is None else _build(node, "predictor")
@@ -201,7 +206,16 @@ class PastRun:
             executor = Nothing(self._block_bytes if config.swap_space_gib else lambda block_size: block_size)
             source = LoggedEnds(source, self.tables.requests)
         told = recorder or Recorder(Measurement(config.max_num_seqs, config.num_blocks))
-        return Engine(policy or self.make_policy(), executor, source, config, clock, told, self.make_predictor())
+        return Engine(
+            policy or self.make_policy(),
+            executor,
+            source,
+            config,
+            clock,
+            told,
+            self.make_predictor(),
+            self.make_admission(),
+        )
 
 
 def revived(cls: Any, knobs: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +302,8 @@ def counterfactual(
     tables = Experiment(
         policy=policy, workload=cast(Workload, past.workload), engine=setup, seed=int(labels.get("seed", 0)),
         slo=None if slo is None else SLO(**{key: value for key, value in slo.items() if key != "_target_"}),
-        predictor=predictor or past.make_predictor(), clock=past.manifest["clock"], **config.get("measure", {}),
+        predictor=predictor or past.make_predictor(), admission=past.make_admission(), clock=past.manifest["clock"],
+        **config.get("measure", {}),
         config={**config, "policy": dict(node or {"class": type(policy).__name__})},
         labels={**labels, "policy": label or type(policy).__name__},
         overrides={key: value for key, value in past.manifest["overrides"].items() if key.split(".")[0] != "policy"},

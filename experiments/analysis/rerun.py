@@ -73,6 +73,7 @@ def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, change
         seed=0,
         slo=compose.build_optional(node.slo, "slo"),
         predictor=compose.build_optional(node.predictor, "predictor"),
+        admission=compose.build_optional(node.get("admission"), "admission"),
         **config["measure"],
         config=compose.resolve(node),
     )

@@ -20,6 +20,7 @@ from schedlab.experiments.run.manifest import describe_run, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged, offered
 from schedlab.experiments.run.progress import Quiet
 from schedlab.experiments.run.text import StopStrings, answer_text
+from schedlab.framework.admission import Admission
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
@@ -56,6 +57,7 @@ class Experiment:
     seed: int = 0
     slo: SLO | None = None
     predictor: Predictor | None = None
+    admission: Admission | None = None
     clock: str = "auto"
     start_s: float | None = None
     stop_s: float | None = None
@@ -88,7 +90,14 @@ class Experiment:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
                 engine = Engine(
-                    self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
+                    self.policy,
+                    self.engine.executor,
+                    source,
+                    self.engine.config,
+                    clock,
+                    recorder,
+                    self.predictor,
+                    self.admission,
                 )
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
