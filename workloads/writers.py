@@ -22,6 +22,7 @@ import numpy as np
 from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS, SLO, EngineRequest
+from schedlab.framework.results.packed import PackedText
 from schedlab.workloads.builder import previous_turns
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.dependencies import depths
@@ -37,7 +38,7 @@ encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def encode_request(request: EngineRequest) -> str:
-    """One line of `workload.jsonl.gz`, without its newline; fields at their default are left out.
+    """One line of a run's workload log, without its newline; fields at their default are left out.
 
     `deadline_ns`, `abort_ns`, `preparation_ns` count from the arrival; `after` names the request that this one
     followed, `think_ns` after its end, or lists all that it waited for, the one that it continued first.
@@ -118,10 +119,10 @@ def _content(request: EngineRequest) -> dict[str, Any]:
 
 
 class WorkloadWriter:
-    """Writes `workload.jsonl.gz` as requests are offered; a killed run leaves a readable beginning after `flush`."""
+    """Writes the requests that a run is offered, compressed; a killed run leaves a readable beginning after `flush`."""
 
     def __init__(self, path: str | Path) -> None:
-        self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=1)  # noqa: SIM115 (closed by close)
+        self._file = PackedText(Path(path))
         self._lines: list[str] = []
 
     def write(self, request: EngineRequest) -> None:
@@ -131,14 +132,14 @@ class WorkloadWriter:
 
     def flush(self) -> None:
         self._pass_on()
-        self._file.flush()
+        self._file.sync()
 
     def close(self) -> None:
         self._pass_on()
         self._file.close()
 
     def _pass_on(self) -> None:
-        self._file.writelines(f"{line}\n" for line in self._lines)
+        self._file.write("".join([f"{line}\n" for line in self._lines]))
         self._lines.clear()
 
     def __enter__(self) -> WorkloadWriter:

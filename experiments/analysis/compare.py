@@ -214,7 +214,8 @@ def markdown(verdicts: Verdicts, told_bounds: Bounds | None = None) -> str:
         table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
         notes = "".join(f"- {line}\n" for line in notes_of(told, verdicts.level))
         parts.append(f"## {told.name}\n\n{table}\n{notes}")
-    notes = "".join(f"- {line}\n" for line in (*gate_lines(verdicts), *verdicts.notes))
+    settings = verdicts.comparison.settings if verdicts.comparison else []
+    notes = "".join(f"- {line}\n" for line in (*gate_lines(verdicts), *verdicts.notes, *settings))
     return "\n".join(["# Verdicts\n", *parts, *([notes] if notes else [])])
 
 

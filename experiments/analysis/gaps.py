@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from schedlab.experiments.analysis.history import Histories, History, Phase, histories
-from schedlab.framework.cost.expand import durations
+from schedlab.framework.cost.expand import boundaries
 from schedlab.framework.request import NS
 from schedlab.framework.results.tables import RunTables
 
@@ -47,29 +47,6 @@ def gaps(run: RunTables) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         same = row[1:] == row[:-1]  # who decodes in a jump lives through all of it
         yield ends[1:][same], np.diff(ends)[same]
     yield _Streams(histories(run), first_ns, end_ns).gaps()
-
-
-# ---- boundaries ----
-
-
-def boundaries(run: RunTables, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The row and the end of each boundary of the jump rows `rows`, in order; int64 [B].
-
-    Where the rates do not give a row's duration, which a chain that lacked a block does not, its boundaries are spread
-    over the duration that is logged.
-    """
-    if not len(rows):
-        return rows, rows
-    steps, manifest = run.steps, run.manifest or {}
-    chained = manifest.get("engine", {}).get("max_chained_steps", 1)
-    took, begins = durations(steps, manifest.get("cost"), chained, rows)
-    starts = np.cumsum(steps["repeat"][rows]) - steps["repeat"][rows]
-    since = np.cumsum(took)
-    since -= np.repeat(since[starts] - took[starts], steps["repeat"][rows])
-    last = np.append(begins[1:], True)
-    row = np.repeat(rows, steps["repeat"][rows])[last]
-    share = steps["duration_ns"][rows] / np.add.reduceat(took, starts)
-    return row, steps["now_ns"][row] + np.rint(since[last] * np.repeat(share, steps["repeat"][rows])[last]).astype(int)
 
 
 # ---- streams ----

@@ -18,7 +18,7 @@ import numpy as np
 from schedlab.experiments.analysis import report_plots as draw
 from schedlab.experiments.analysis import series
 from schedlab.experiments.analysis.bounds import Tightness, alone_ttft_s, of_variants
-from schedlab.experiments.analysis.explain import SAID, cause_lines, explain
+from schedlab.experiments.analysis.explain import SAID, SPENT, cause_lines, explain
 from schedlab.experiments.analysis.report_plots import svg
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
@@ -213,7 +213,7 @@ def explained(variant: Variant, tried: bool) -> dict[str, Any]:
     found = explain(variant.first.directory, tried)
     return {
         "parts": {"TTFT": _parts(found.ttft, found.slowest_ttft), "TPOT": _parts(found.tpot, found.slowest_tpot)},
-        "time": {bound: share for bound, share in found.time.items() if share is not None},
+        "time": {SPENT[part]: share for part, share in found.time.items()},
         "causes": [" ".join(line.strip() for line in cause_lines(item)) for item in found.named],
         "requests": found.requests,
     }

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments.engines import EngineSetup, settled_heap
+from schedlab.experiments.run.elsewhere import run_elsewhere
 from schedlab.experiments.run.manifest import describe_run, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged, offered
 from schedlab.experiments.run.progress import Quiet
@@ -83,26 +84,19 @@ class Experiment:
         self, out: Path | None = None, progress: Quiet | None = None, between: Callable[[Engine], None] | None = None
     ) -> RunResult:
         """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
-        can be read. `between` is called after every step."""
+        can be read. `between` is called after every step, unless the engine needs a process of its own."""
+        if self.engine.python is not None:
+            return run_elsewhere(self, out, progress)
         clock, trace = self.engine.clock(self.clock), self.trace
         check_window(self.measurement, trace)  # a mistake in it should cost no run
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
-                engine = Engine(
-                    self.policy,
-                    self.engine.executor,
-                    source,
-                    self.engine.config,
-                    clock,
-                    recorder,
-                    self.predictor,
-                    self.admission,
-                )
+                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor, self.admission)
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
                     engine.run(self._after_steps(source, shown, between))
-            counters = {**trace.provenance.counts, **source.lag_us()}
+            counters = {**trace.provenance.counts, **source.lag_us(), **self.engine.counters()}
             return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
     @cached_property
@@ -186,6 +180,7 @@ class Experiment:
             overrides=self.overrides,
             seeds={"seed": self.seed},
             policy=self.policy,
+            predictor=self.predictor,
             trace=self.trace,
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),

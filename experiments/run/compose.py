@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,7 +24,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -251,7 +249,15 @@ def build_optional(node: DictConfig | dict[str, Any] | None, name: str) -> Any:
 
 
 def output_directory() -> Path:
-    return Path(HydraConfig.get().runtime.output_dir)
+    config = HydraConfig.get()
+    if config.job.chdir:
+        raise ConfigError("hydra.job.chdir: expected false: relative paths are those of the folder of the command")
+    return Path(config.runtime.output_dir)
+
+
+def job_number() -> int:
+    """Within its sweep."""
+    return int(HydraConfig.get().job.num)
 
 
 def sweep_directory() -> Path | None:
@@ -278,31 +284,6 @@ def overrides() -> dict[str, str]:
         return {}
     pairs = (word.lstrip("+").partition("=") for word in HydraConfig.get().overrides.task)
     return {key: value for key, _, value in pairs}
-
-
-class ComparisonAtEnd(Callback):
-    """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process.
-
-    With `resume`, it also begins with a list of what is there.
-    """
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        if config.get("resume"):
-            from schedlab.experiments.sweep.resume import list_owners
-
-            done = list_owners(Path(config.hydra.sweep.dir))
-            print(f"resume: {done} finished {'run' if done == 1 else 'runs'} in {config.hydra.sweep.dir}")
-
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        from schedlab.experiments.run.job import compare_sweep
-
-        try:
-            succeeded = compare_sweep(Path(config.hydra.sweep.dir), plots=config.plots)
-        except Exception:
-            traceback.print_exc()
-            succeeded = False
-        if not succeeded:
-            raise SystemExit(1)  # not an Exception, which Hydra would turn into a warning
 
 
 # ---- errors ----

@@ -59,10 +59,13 @@ class Parcel:
 
 def run_all(task: SweepTask, jobs: list[Job], cluster: Cluster) -> Iterator[tuple[int, Outcome]]:
     """Outcomes by the number of their job, as they come; what is done is not sent, if the sweep resumes."""
-    composer, plans = Composer(task.loader, task.master), []
+    composer = Composer(task.loader, task.master)
+    plans: list[tuple[int, Job, Path]] = []
     for number, job in enumerate(jobs):
         config, holder = composer.compose(job.overrides)
         folder, done = destination(config, prepare(job, holder, task.sweep), Path(task.sweep))
+        if folder in {other for _, _, other in plans}:
+            folder = resume.beside(folder, identity_of(compose.resolve(config)))
         if done:
             print(f"{folder.name}: was finished")
             yield number, Outcome()

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab import core
-
-__version__ = "0.1.0"
+from schedlab.version import __version__
 
 if TYPE_CHECKING:
     from schedlab.experiments import engines

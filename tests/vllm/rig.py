@@ -49,7 +49,7 @@ BLOCK = 32
 VOCABULARY = 512
 MODEL_LEN = 2048
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY,
     "max_position_embeddings": MODEL_LEN, "torch_dtype": "float32", "hidden_act": "silu", "bos_token_id": 0,
     "eos_token_id": 1,

@@ -622,7 +622,7 @@ def test_a_folder_is_that_of_a_run_or_of_sessions(tmp_path):
     offered = rows.write(tmp_path, "offered").rename(tmp_path / "workload.jsonl.gz")
     assert read(tmp_path).equals(read(offered)) and len(read(tmp_path, "offered")) == 3
     offered.unlink()
-    with pytest.raises(TraceError, match=r"is a folder, expected a file, a run's folder with workload\.jsonl\.gz, or"):
+    with pytest.raises(TraceError, match=r"is a folder, expected a file, a run's folder with workload\.jsonl\.zst or"):
         read(tmp_path)
 
 

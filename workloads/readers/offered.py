@@ -1,4 +1,4 @@
-"""The offered workload of a run, `workload.jsonl.gz`: replays as it was, ties between turns included.
+"""The offered workload of a run, `workload.jsonl.zst` or `.gz`: replays as it was, ties between turns included.
 
 Written by `writers.encode_request`. Rows keep the order of the file, in which they became visible.
 """
