@@ -17,7 +17,7 @@ import numpy as np
 
 from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.run.elsewhere import run_elsewhere
-from schedlab.experiments.run.manifest import describe_run, write_manifest
+from schedlab.experiments.run.manifest import describe_run, workload_facts, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged, offered
 from schedlab.experiments.run.progress import Quiet
 from schedlab.experiments.run.text import StopStrings, answer_text
@@ -181,7 +181,7 @@ class Experiment:
             seeds={"seed": self.seed},
             policy=self.policy,
             predictor=self.predictor,
-            trace=self.trace,
+            workload=workload_facts(self.trace),
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),
             cost=rates_of(self.engine.executor),
