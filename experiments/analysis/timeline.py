@@ -134,8 +134,8 @@ def _rejections(run: RunTables, window: Window) -> Iterator[Event]:
 
 def _request(past: Histories, history: History) -> Iterator[Slice]:
     """What it went through in order; chunks lie within the prefill that they are of."""
-    if history.status == "rejected":
-        return
+    if history.status == "rejected" and history.finished_ns == history.visible_ns:
+        return  # on arrival
     first, end = history.first_scheduled_ns, history.finished_ns
     yield Slice("preparation", history.arrival_ns, min(history.visible_ns, end))
     yield Slice("queued", history.visible_ns, end if first is None else first)

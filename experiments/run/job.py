@@ -157,6 +157,7 @@ def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment
         seed=settings.seed,
         slo=compose.build_optional(resolved["slo"], "slo"),
         predictor=compose.build_optional(resolved["predictor"], "predictor"),
+        admission=compose.build_optional(resolved["admission"], "admission"),
         clock=settings.clock,
         **resolved["measure"],
         observed_at=compose.build_optional(resolved["observed_at"], "observed_at"),
