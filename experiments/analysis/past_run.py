@@ -155,7 +155,6 @@ class PastRun:
             raise ConfigError(f"{self.directory}: {error}; from Python, call replay with a policy") from error
         return made
 
-<<<<<<< HEAD
     def _node_of_knobs(self) -> dict[str, Any]:
         """The configuration of a policy that was given as an object: a function is named by its path."""
         told = self.manifest["policy"]
@@ -168,11 +167,10 @@ class PastRun:
 
     def _made(self, node: Mapping[str, Any], place: str) -> Any:
         return rebuild(node, place, trust=self.trust)
-=======
+
     def make_admission(self) -> Admission | None:
         node = self.part("admission")
-        return None if node is None else _build(node, "admission")
->>>>>>> main
+        return None if node is None else self._made(node, "admission")
 
     def make_predictor(self) -> Predictor | None:
         node = self.part("predictor")
@@ -222,27 +220,5 @@ class PastRun:
             executor = NullExecutor(self._block_bytes if config.swap_space_gib else lambda block_size: block_size)
             source = LoggedEnds(source, self.tables.requests)
         told = recorder or Recorder(Measurement(config.max_num_seqs, config.num_blocks))
-<<<<<<< HEAD
-        return Engine(policy or self.make_policy(), executor, source, config, clock, told, self.make_predictor())
-=======
         policy, told_of = policy or self.make_policy(), (self.make_predictor(), self.make_admission())
         return Engine(policy, executor, source, config, clock, told, *told_of)
-
-
-def revived(cls: Any, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Knobs as the policy takes them: a function, which a manifest names by its path, is that function again."""
-    found = dict(knobs)
-    for name, value in knobs.items():
-        if isinstance(value, str) and callable(getattr(cls, name, None)):
-            module, _, attribute = value.rpartition(".")
-            found[name] = getattr(import_module(module), attribute)
-    return found
-
-
-def _build(node: Mapping[str, Any], name: str) -> Any:
-    from omegaconf import OmegaConf
-
-    from schedlab.experiments.run import compose
-
-    return compose.build(OmegaConf.create(dict(node)), name)
->>>>>>> main

@@ -85,14 +85,9 @@ def counterfactual(
     slo = past.part("slo")
     tables = Experiment(
         policy=policy, workload=cast(Workload, past.workload), engine=setup, seed=int(labels.get("seed", 0)),
-<<<<<<< HEAD
         slo=None if slo is None else rebuild(slo, "slo"),
-        predictor=predictor or past.make_predictor(), clock=past.manifest["clock"], **config.get("measure", {}),
-=======
-        slo=None if slo is None else SLO(**{key: value for key, value in slo.items() if key != "_target_"}),
         predictor=predictor or past.make_predictor(), admission=past.make_admission(), clock=past.manifest["clock"],
         **config.get("measure", {}),
->>>>>>> main
         config={**config, "policy": dict(node or {"class": type(policy).__name__})},
         labels={**labels, "policy": label or type(policy).__name__},
         overrides={key: value for key, value in past.manifest["overrides"].items() if key.split(".")[0] != "policy"},

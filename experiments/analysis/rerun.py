@@ -81,19 +81,12 @@ def experiment_again(
         workload=replace(offered, trace=share_of(offered.trace, changes.replicas)),
         engine=part("engine"),
         seed=0,
-<<<<<<< HEAD
         slo=part("slo"),
         predictor=part("predictor"),
+        admission=part("admission"),
         start_s=config["measure"].get("start_s"),
         stop_s=config["measure"].get("stop_s"),
         config=config,
-=======
-        slo=compose.build_optional(node.slo, "slo"),
-        predictor=compose.build_optional(node.predictor, "predictor"),
-        admission=compose.build_optional(node.get("admission"), "admission"),
-        **config["measure"],
-        config=compose.resolve(node),
->>>>>>> main
     )
 
 
