@@ -26,6 +26,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "schedlab.experiments.estimators.ConfiguredEstimator",
         "schedlab.framework.cost.estimator.LinearEstimator",
     ),
+    "admission": ("schedlab.framework.admission.TokenBucket",),
     "predictor": tuple(
         f"schedlab.framework.predictors.{name}Predictor" for name in ("Max", "Noisy", "Oracle", "Quantile")
     ),
