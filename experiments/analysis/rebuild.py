@@ -30,7 +30,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "predictor": tuple(
         f"schedlab.framework.predictors.{name}Predictor" for name in ("Max", "Noisy", "Oracle", "Quantile")
     ),
-    "admission": ("schedlab.framework.admission.TokenBucket",),
     "victim": tuple(
         f"schedlab.policies.victims.{name}" for name in ("least_computed", "most_computed", "newest", "oldest")
     ),
