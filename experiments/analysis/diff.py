@@ -304,9 +304,9 @@ def _ask() -> str:
         return "q"
 
 
-def diff(a: Path, b: Path, *, requests: int, step: bool, form: str) -> None:
+def diff(a: Path, b: Path, *, requests: int, step: bool, form: str, trust: bool = False) -> None:
     """The command."""
-    walks = [Walk(PastRun(a)), Walk(PastRun(b))]
+    walks = [Walk(PastRun(a, trust)), Walk(PastRun(b, trust))]
     found = difference(a, b, walks)
     if form == "json":
         print(json.dumps(found.as_json(), indent=1))

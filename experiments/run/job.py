@@ -184,7 +184,9 @@ def tracker_of(keys: Mapping[str, Any], experiment: Experiment, directory: Path)
             *(str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels),
         ],
     )
-    return start_tracker(named, {**experiment.config, **flat_facts(experiment.manifest())}, directory)
+    return start_tracker(
+        named, {**experiment.config, **flat_facts(experiment.manifest())}, directory, in_sweep=sweep is not None
+    )
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
