@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from schedlab.framework.cost.coefficients import Coefficients, shares_ns
+from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import ModelShape, Roofline
@@ -67,7 +67,6 @@ class CostEstimator:
             self._coefficients = Coefficients.from_roofline(roofline, hardware)
         else:
             self._coefficients = profile.coefficients_for(roofline, hardware)
-        self._rates = self._coefficients.rates
 
     def step_s(
         self, prefill_tokens: int = 0, prefill_start: int = 0, decodes: int = 0, decode_context: int = 0
@@ -76,7 +75,7 @@ class CostEstimator:
         decode_context = seen_at_most(decode_context, decodes, self._window)
         tokens, prefills = prefill_tokens + decodes, int(prefill_tokens > 0)
         rows = decodes + prefills
-        shares = shares_ns(self._rates, tokens, rows, decodes, prefills, pairs, keys, decode_context, 0)
+        shares = self._coefficients.shares_ns(tokens, rows, decodes, prefills, pairs, keys, decode_context, 0)
         return sum(shares) / 1e9
 
     def copy_s(self, tokens: int) -> float:

@@ -170,8 +170,10 @@ class CostExecutor:
             if start + count == request.num_tokens:
                 rows += 1
         copied = (len(batch.copies_out) + len(batch.copies_in)) * self._block_bytes
+        explained = self.explained
+        read_ns = explained.experts_read_ns(tokens) if explained.num_experts and tokens else 0.0
         compute, memory, overhead = shares_ns(
-            self._rates_of(self.explained), tokens, rows, decodes, prefills, pairs, keys, context, copied
+            self._rates_of(explained), tokens, rows, decodes, prefills, pairs, keys, context, copied, read_ns
         )
         total = compute + memory + overhead
         if self.coefficients is not self.explained:

@@ -10,7 +10,7 @@ cdef class DecisionRows:
     cdef object _index, _now_ns, _repeat
 
     @cython.locals(batch=str, decode_only=cython.bint, refused=str, idle_s=str)
-    cpdef add(self, index, now_ns, preempted, grants, decodes, decodes_at, refusals, idle_until_ns, starts)
+    cpdef add(self, index, now_ns, preempted, grants, decodes, decodes_at, refusals, idle_until_ns, starts, rejected)
     cpdef add_decodes(self, index, now_ns, repeat)
     cpdef complete(self)
     cpdef list take(self)

@@ -2,7 +2,7 @@ cimport cython
 
 
 @cython.locals(victims=str, granted=str, decoded=str)
-cpdef str batch_text(preempted, grants, decodes, decodes_at)
+cpdef str batch_text(preempted, grants, decodes, decodes_at, rejected=*)
 cpdef str pairs_text(pairs)
 
 
