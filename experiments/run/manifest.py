@@ -185,6 +185,14 @@ def hardware() -> dict[str, Any]:
     return facts
 
 
+def made_here(manifest: Mapping[str, Any] | None) -> bool:
+    """Whether the manifest says that this machine and version made the run. A convenience: whoever wrote it may lie."""
+    told, found = manifest or {}, hardware()
+    machine, known = told.get("hardware") or {}, told.get("versions") or {}
+    same = all(machine.get(name) == found[name] for name in ("machine", "cpu", "cpus", "memory_bytes"))
+    return same and known.get("schedlab") == __version__
+
+
 @lru_cache
 def cpu_name() -> str:
     try:
