@@ -130,12 +130,9 @@ def pareto(runs: Sequence[Run], x: str | None) -> Curves:
     key = which(runs, x)
     lines: dict[str, list[Point]] = {}
     for name, by_number in variants(runs, key).items():
-        points = [(number, _both(of)) for number, of in by_number.items()]
-        lines[name] = [
-            Point(number, *np.mean(both, axis=0).tolist(), None, None, len(both), None)
-            for number, both in points
-            if both
-        ]
+        known = [(number, both) for number, of in by_number.items() if (both := _both(of))]
+        means = [(number, np.mean(both, axis=0).tolist(), len(both)) for number, both in known]
+        lines[name] = [Point(number, user, device, None, None, count, None) for number, (user, device), count in means]
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         raise ConfigError("plot --pareto: no run has a TPOT")
