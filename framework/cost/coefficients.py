@@ -1,8 +1,8 @@
 """A step's cost as nanoseconds per unit of work: the one form that rooflines and measured profiles share.
 
 Each product or attention is `floor + rate * max(0, x - ridge)`: with ridge = floor / rate this is the roofline's
-max(floor, rate * x); with ridge = 0 it is a sum. Knows nothing of models or of where the numbers come from.
-For a fixed set of decodes the cost is a constant plus a rate times the sum of their contexts.
+max(floor, rate * x); with ridge = 0 it is a sum. For a fixed set of decodes the cost is a constant plus a rate times
+the sum of their contexts.
 """
 
 from __future__ import annotations
