@@ -115,7 +115,8 @@ def _compose(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 def preset(group: str, name: str) -> dict[str, Any]:
     """The resolved keys of one option of a config group."""
     try:
-        config = _compose(f"{group}/{name}")  # alone: the whole config takes ten times as long
+        # alone: the whole config takes ten times as long; hardware refers to the host constants of a server
+        config = _compose(f"{group}/{name}", ["+serving=none"] if group == "hardware" else [])
     except MissingConfigException:
         config = compose([f"{group}={name}"])  # says which options there are
     try:
