@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from schedlab.framework.cohort import DecodeCohort
+from schedlab.framework.decode_set import DecodeSet
 from schedlab.framework.request import EngineRequest, Request
 
 PreemptMode = Literal["recompute", "swap"]
@@ -56,7 +56,7 @@ class Books:
     def __init__(self, block_size: int, watermark_blocks: int = 0) -> None:
         self.block_size = block_size
         self.watermark_blocks = watermark_blocks
-        self.decode_set = DecodeCohort(block_size)
+        self.decode_set = DecodeSet(block_size)
 
     # -- who is where, as a step begins --
 

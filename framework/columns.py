@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedlab.framework.batch import Batch, Inputs, Prefill
-from schedlab.framework.cohort import DecodeCohort
+from schedlab.framework.decode_set import DecodeSet
 from schedlab.framework.request import EngineRequest
 
 
 @dataclass(slots=True)
-class CohortRows:
-    """Arrays of all of decoding in cohort order, as of one tick: first token's position, slot and table of each."""
+class DecodeRows:
+    """Arrays of all of decoding in decode_set order, as of one tick: first token's position, slot and table of each."""
 
     version: int
     tick: int
@@ -47,7 +47,7 @@ class Columns:
             self.block_tables,
         ):  # a page's first touch may take milliseconds, which no step should
             array[:, :TOUCHED] = 0
-        self._cohort: CohortRows | None = None
+        self._cohort: DecodeRows | None = None
 
     # -- rows --
 
@@ -75,10 +75,10 @@ class Columns:
 
     # -- inputs --
 
-    def inputs(self, batch: Batch, cohort: DecodeCohort) -> Inputs:
+    def inputs(self, batch: Batch, decode_set: DecodeSet) -> Inputs:
         """The ragged arrays of `batch`, before its commit."""
         if batch.decodes_all and not batch.prefills:
-            rows = self._moved_on(cohort) if batch.steps == 1 else self._chained(cohort, batch.steps)
+            rows = self._moved_on(decode_set) if batch.steps == 1 else self._chained(decode_set, batch.steps)
             return self._decode_only(batch, rows)
         for request, _, _ in batch.prefills:
             self.refresh(request)
@@ -87,7 +87,7 @@ class Columns:
             self.block_tables[request.slot, len(table) - 1] = table[-1]
         return self._ragged(batch)
 
-    def _decode_only(self, batch: Batch, rows: CohortRows) -> Inputs:
+    def _decode_only(self, batch: Batch, rows: DecodeRows) -> Inputs:
         count = len(rows.rows_N)
         context_N = rows.starts_N + 1
         return Inputs(
@@ -103,42 +103,42 @@ class Columns:
             requests=batch.decodes,
         )
 
-    def _moved_on(self, cohort: DecodeCohort) -> CohortRows:
-        """The cohort's arrays for this tick: the last ones plus one, or built anew when its members changed."""
+    def _moved_on(self, decode_set: DecodeSet) -> DecodeRows:
+        """The decode_set's arrays for this tick: the last ones plus one, or built anew when its members changed."""
         rows = self._cohort
-        if rows is None or rows.version != cohort.version or rows.tick + 1 != cohort.tick:
-            rows = self._cohort = self._build(cohort)
+        if rows is None or rows.version != decode_set.version or rows.tick + 1 != decode_set.tick:
+            rows = self._cohort = self._build(decode_set)
             return rows
         rows.tick += 1
         rows.starts_N = rows.starts_N + 1
         rows.slots_N = rows.slots_N + 1
-        for request in cohort.needing_block():
+        for request in decode_set.needing_block():
             index, block = len(request.block_table) - 1, request.block_table[-1]
             if index >= rows.tables_NB.shape[1]:
-                rows = self._cohort = self._build(cohort)
+                rows = self._cohort = self._build(decode_set)
                 return rows
             place = rows.place[request.slot]
             self.block_tables[request.slot, index] = rows.tables_NB[place, index] = block
             rows.slots_N[place] = block * self.block_size
         return rows
 
-    def _chained(self, cohort: DecodeCohort, steps: int) -> CohortRows:
-        """The cohort's arrays for the first of `steps` steps, with the blocks of all of them."""
+    def _chained(self, decode_set: DecodeSet, steps: int) -> DecodeRows:
+        """The decode_set's arrays for the first of `steps` steps, with the blocks of all of them."""
         for ahead in range(steps):
-            for request in cohort.buckets[(cohort.tick + ahead) % cohort.block_size]:
+            for request in decode_set.buckets[(decode_set.tick + ahead) % decode_set.block_size]:
                 self._refresh_tail(request, request.num_computed_tokens // self.block_size)
-        rows = self._cohort = self._build(cohort, steps)
+        rows = self._cohort = self._build(decode_set, steps)
         return rows
 
     def _refresh_tail(self, request: EngineRequest, first: int) -> None:
         table = request.block_table
         self.block_tables[request.slot, first : len(table)] = table[first:]
 
-    def _build(self, cohort: DecodeCohort, steps: int = 1) -> CohortRows:
-        members, size = cohort.members, self.block_size
+    def _build(self, decode_set: DecodeSet, steps: int = 1) -> DecodeRows:
+        members, size = decode_set.members, self.block_size
         rows_N = _array(request.slot for request in members)
-        starts_N = _array(request._computed for request in members) + cohort.tick
-        for request in cohort.needing_block():
+        starts_N = _array(request._base_computed for request in members) + decode_set.tick
+        for request in decode_set.needing_block():
             table = request.block_table
             self.block_tables[request.slot, len(table) - 1] = table[-1]
         block_N, offset_N = np.divmod(starts_N, size)
@@ -148,7 +148,7 @@ class Columns:
         slots_N = self.block_tables[rows_N, block_N] * size + offset_N
         tables_NB = self.block_tables[rows_N, :room]
         counting = np.arange(len(members) + 1)
-        return CohortRows(cohort.version, cohort.tick, rows_N, starts_N, slots_N, tables_NB, counting, place)
+        return DecodeRows(decode_set.version, decode_set.tick, rows_N, starts_N, slots_N, tables_NB, counting, place)
 
     def _ragged(self, batch: Batch) -> Inputs:
         before, after = batch.prefills[: batch.decodes_at], batch.prefills[batch.decodes_at :]

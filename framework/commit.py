@@ -86,8 +86,8 @@ class Commit:
 
     def _progress(self, batch: Batch, result: StepResult, now: int) -> list[tuple[EngineRequest, State]]:
         """Advance what was computed and emitted; returns who ended and how, in batch order."""
-        cohort = self.ledger.cohort
-        split = [prefill.request for prefill in batch.prefills if prefill.request._cadence is cohort]
+        decode_set = self.ledger.decode_set
+        split = [prefill.request for prefill in batch.prefills if prefill.request._clock is decode_set]
         decoded = batch.decodes + split if split else batch.decodes
         for _ in range(batch.steps if decoded else 0):  # a chain's tokens all became visible now
             if batch.decodes_all and not split:
@@ -110,23 +110,23 @@ class Commit:
         """All of decoding computed and emitted a token."""
         for gap_ns, count in self.gaps(now):
             self.recorder.gap(gap_ns, count)
-        self.ledger.cohort.advance(now)
+        self.ledger.decode_set.advance(now)
 
     def _advance_only(self, decoded: list[EngineRequest], now: int) -> None:
         """`decoded` each computed and emitted a token; others that decode did not."""
-        cohort = self.ledger.cohort
+        decode_set = self.ledger.decode_set
         for request in decoded:
-            self.recorder.gap(now - cohort.stragglers.get(request, cohort.emitted_ns), 1)
-        cohort.advance_only(decoded, now)
+            self.recorder.gap(now - decode_set.last_emitted_overrides.get(request, decode_set.emitted_ns), 1)
+        decode_set.advance_only(decoded, now)
 
     def gaps(self, now: int) -> list[tuple[int, int]]:
         """All of decoding emit a token at `now`: the times since their last ones, each with how many it is of."""
-        cohort = self.ledger.cohort
-        if not cohort.stragglers:
-            return [(now - cohort.emitted_ns, len(cohort.members))]
-        together = len(cohort.members) - len(cohort.stragglers)
-        gaps = [(now - cohort.emitted_ns, together)] if together else []
-        return gaps + [(now - emitted_ns, 1) for emitted_ns in cohort.stragglers.values()]
+        decode_set = self.ledger.decode_set
+        if not decode_set.last_emitted_overrides:
+            return [(now - decode_set.emitted_ns, len(decode_set.members))]
+        together = len(decode_set.members) - len(decode_set.last_emitted_overrides)
+        gaps = [(now - decode_set.emitted_ns, together)] if together else []
+        return gaps + [(now - emitted_ns, 1) for emitted_ns in decode_set.last_emitted_overrides.values()]
 
     def _compute(self, prefill: Prefill, now: int) -> bool:
         """A grant of a request that is not decoding: it computed `count` tokens, and emitted one if these were its
@@ -135,20 +135,20 @@ class Commit:
         Returns whether it reached its final length by that.
         """
         request = prefill.request
-        request._computed = prefill.start + prefill.tokens
+        request._base_computed = prefill.start + prefill.tokens
         self.ledger.publish(request)
-        if request._computed == request._tokens:
+        if request._base_computed == request._base_tokens:
             self._emit(request, now)
-            if request._tokens >= request.final_tokens:
+            if request._base_tokens >= request.final_tokens:
                 return True
-        if request._tokens - request._computed == 1 and request._tokens > request._num_prompt_tokens:
+        if request._base_tokens - request._base_computed == 1 and request._base_tokens > request._num_prompt_tokens:
             self.ledger.enter_decoding(request)
             if self.columns is not None:
                 self.columns.refresh(request)
         return False
 
     def _emit(self, request: EngineRequest, now: int) -> None:
-        request._tokens += 1
+        request._base_tokens += 1
         if request._first_token_ns is None:
             request._first_token_ns = now
         else:
@@ -156,8 +156,8 @@ class Commit:
         request.emitted_ns = now
 
     def _ended_by_length(self, batch: Batch, ended: list[EngineRequest]) -> list[tuple[EngineRequest, State]]:
-        """Without tokens only lengths end requests: those of `ended`, and whom the cohort knows to be done."""
-        finished = self.ledger.cohort.take_finished()
+        """Without tokens only lengths end requests: those of `ended`, and whom the decode_set knows to be done."""
+        finished = self.ledger.decode_set.take_finished()
         if ended or (len(finished) > 1 and not batch.decodes_all):
             place = {request: i for i, request in enumerate(batch.requests())}
             finished = sorted(finished + ended, key=place.__getitem__)

@@ -9,23 +9,22 @@ from __future__ import annotations
 import heapq
 import math
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
-from schedlab.framework import invariants, journal
+from schedlab.framework import invariants
 from schedlab.framework.batch import Batch
 from schedlab.framework.block_pool import AdjacentPool, BlockPool
-from schedlab.framework.chain import chain_limit, take_chain
-from schedlab.framework.chained_jump import ChainedJumper
-from schedlab.framework.clock import Clock, VirtualClock
+from schedlab.framework.chain import Chains
+from schedlab.framework.clock import Clock
 from schedlab.framework.columns import Columns
 from schedlab.framework.commit import Commit
-from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError
+from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError, policy_fault
 from schedlab.framework.executor import Executor, StepResult
-from schedlab.framework.fast_forward import Jump, Jumper
+from schedlab.framework.journal import Journal
+from schedlab.framework.jump import Jump, StandingCost, can_jump
 from schedlab.framework.ledger import Ledger
-from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
+from schedlab.framework.limits import EngineConfig, ending, never_fits, set_limits, tokens_served
 from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import EngineRequest, State
@@ -67,7 +66,6 @@ class Engine:
         self.clock = clock
         self.recorder = recorder
         self.predictor = predictor
-        self.num_steps = 0
         self.ledger = self._allocate()
         self.columns = self._columns() if executor.needs_inputs else None
         self.standing_until: float | None = None  # a held decision stands before this time; None: ask the policy
@@ -81,11 +79,16 @@ class Engine:
         self._served: dict[str, int] = {}
         self._demanded: dict[str, int] = {}
         self._boundaries = 0
-        self.modelled_us: float = getattr(executor, "scheduler_us", 0.0)
+        self._modelled_us: float = getattr(executor, "scheduler_us", 0.0)
+        self.journal = Journal(recorder, self.ledger, self._modelled_us)
+        self._chains = Chains(self.ledger, config.max_chained_steps)
         self.commit = Commit(
             self.ledger, self.columns, recorder, config, executor.eos_token_ids, self.finish, self._observe
         )
-        self._jump = self._jumper() if config.fast_forward else None
+        self._jump: Jump | None = None
+        if config.fast_forward and can_jump(clock, executor):
+            decode_cost: Callable[[int], StandingCost] = executor.decode_cost  # type: ignore[attr-defined]
+            self._jump = Jump(self.ledger, self._chains, self.commit, self.journal, decode_cost)
 
     def _allocate(self) -> Ledger:
         config, executor = self.config, self.executor
@@ -108,19 +111,16 @@ class Engine:
         widest = min(-(-config.max_model_len // config.block_size), config.num_blocks)
         return Columns(config.max_num_seqs, config.max_model_len, widest, config.block_size)
 
-    def _jumper(self) -> Jump | None:
-        """How standing steps are jumped over; None if they must be stepped: where time is measured, or where a step of
-        a fixed decode set costs more than a function of the sum of contexts."""
-        if not (isinstance(self.clock, VirtualClock) and getattr(self.executor, "jumpable", False)):
-            return None
-        assert isinstance(self.ledger.pool, BlockPool), "a jump takes blocks from the end of a list"
-        return ChainedJumper(self) if self.config.max_chained_steps > 1 else Jumper(self)
-
     # -- running --
 
     @property
     def now_ns(self) -> int:
         return self.clock.now()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps executed so far, each of a jump and of a chain counted."""
+        return self.journal.num_steps
 
     @property
     def num_unfinished(self) -> int:
@@ -155,7 +155,7 @@ class Engine:
         self._boundaries += 1
         if self._boundaries % self.config.audit_every == 0:
             self.audit()
-        if self.standing_until is not None and now < self.standing_until and self.next_tick_fits():
+        if self.standing_until is not None and now < self.standing_until and self.ledger.next_tick_fits():
             self._continue(now)
         else:
             self._ask(now)
@@ -237,23 +237,15 @@ class Engine:
 
     # -- deciding --
 
-    def next_tick_fits(self) -> bool:
-        """Whether all of decoding can go on: blocks suffice, and none is evicted that a waiting request counts on."""
-        need = len(self.ledger.cohort.needing_block())
-        if not need:
-            return True
-        cache = self.ledger.cache
-        return need <= cache.num_free and not cache.eviction_disturbs(need)
-
     def _continue(self, now: int) -> None:
         """A held decision stands: decode all again without asking the policy."""
         if self._jump is not None:
-            self._jump(now, None)
+            self._fast_forward(self._jump, now, None)
             return
         self.clock.start()
         step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
         step.grant_decodes()
-        self._execute(step.close(), 0.0 if self.clock.measures else self.modelled_us, self._chain())
+        self._execute(step.close(), 0.0 if self.clock.measures else self._modelled_us, self._chains.take())
 
     def _ask(self, now: int) -> None:
         self.standing_until = self._idle_until_ns = None
@@ -272,14 +264,9 @@ class Engine:
         if held and self.config.honour_holds:
             self.standing_until = decision.hold_until_ns
             if self._jump is not None:
-                self._jump(now, decision)
+                self._fast_forward(self._jump, now, decision)
                 return
-        self._execute(decision, scheduler_us, self._chain() if held else 1)
-
-    def _chain(self) -> int:
-        """How many steps of a held decision are one boundary from here; their blocks are given."""
-        limit = chain_limit(self.ledger.cohort.members, self.config.max_chained_steps)
-        return take_chain(self.ledger, limit) if limit > 1 else 1
+        self._execute(decision, scheduler_us, self._chains.take() if held else 1)
 
     def _schedule(self, step: Step) -> float:
         """Let the policy decide; returns its time in microseconds, measured or modelled. Its faults name it."""
@@ -289,8 +276,8 @@ class Engine:
         except (SchedlabError, AssertionError):
             raise
         except Exception as error:
-            raise self._fault("schedule", error) from error
-        return (time.perf_counter_ns() - started) / 1000 if started else self.modelled_us
+            raise policy_fault(self.name, "schedule", error) from error
+        return (time.perf_counter_ns() - started) / 1000 if started else self._modelled_us
 
     def _tell(self, event: Event) -> None:
         """Let the policy hear of `event`."""
@@ -299,13 +286,7 @@ class Engine:
         except (SchedlabError, AssertionError):
             raise
         except Exception as error:
-            raise self._fault("observe", error) from error
-
-    def _fault(self, method: str, error: Exception) -> PolicyError:
-        """One line on what `method` of the policy raised, and where."""
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return PolicyError(self.name, f"{method} raised {what} (at {where.filename}:{where.lineno})")
+            raise policy_fault(self.name, "observe", error) from error
 
     def _check(self, decision: Decision) -> None:
         if decision.prefills:
@@ -334,14 +315,31 @@ class Engine:
             f"{len(ledger.free_slots)} slots and {ledger.cache.num_free} blocks are free"
         )
 
+    def _stop_ns(self, now: int) -> float:
+        """Where a stretch from `now` on ends at the latest: at the hold's own time, an arrival, an abort, the horizon,
+        or the edge of the measured window, as a stretch is one row.
+        """
+        assert self.standing_until is not None
+        return min(self.standing_until, self.next_event_ns(), self.horizon_ns, self.recorder.next_edge_ns(now))
+
     # -- executing --
+
+    def _fast_forward(self, jump: Jump, now: int, decision: Decision | None) -> None:
+        """Execute the stretch of steps that the standing decision reaches to, all at once."""
+        steps = self.num_steps
+        end = jump.run(now, self._stop_ns(now), decision)
+        self.clock.idle_until(end)
+        if self._observe is not None:
+            self._observe(Progressed((), tuple(self.ledger.decode_set.members), self.num_steps - steps))
+        for request in self.ledger.decode_set.take_finished():
+            self.finish(request, ending(request, self.config), end)
 
     def _execute(self, decision: Decision, scheduler_us: float, steps: int) -> None:
         batch = self._batch(decision, steps)
         result = self.executor.execute(batch)
         self.clock.stop(result.duration_ns)
         now = self.clock.now()
-        journal.log_step(self, decision, batch, result, now - decision.now_ns, scheduler_us)
+        self.journal.step(decision, batch, result, now - decision.now_ns, scheduler_us)
         self.commit.apply(decision, batch, result, now)
 
     def _idle(self, decision: Decision) -> None:
@@ -352,7 +350,7 @@ class Engine:
             result = self.executor.execute(batch)
             self.clock.stop(result.duration_ns)
             duration = self.clock.now() - decision.now_ns
-        journal.log_step(self, decision, batch, replace(result, bound=None), duration, 0.0)
+        self.journal.step(decision, batch, replace(result, bound=None), duration, 0.0)
         self.commit.move(decision)
         self._idle_until_ns = decision.idle_until_ns
         self._pass_time(decision.idle_until_ns)
@@ -365,9 +363,9 @@ class Engine:
 
     def _batch(self, decision: Decision, steps: int = 1) -> Batch:
         ledger, decodes = self.ledger, decision.decodes
-        cohort = ledger.cohort
+        decode_set = ledger.decode_set
         if decision.decodes_all:
-            context = cohort.context + len(decodes)
+            context = decode_set.context + len(decodes)
             decodes = list(decodes) if decision.prefills else decodes  # members change when a prompt is done
         else:
             context = sum([request.num_computed_tokens for request in decodes]) + len(decodes)
@@ -385,7 +383,7 @@ class Engine:
             columns.leave(victim, slot)
         for request in decision.admitted:
             columns.enter(request, self.executor.prompt_token_ids(request))
-        batch.inputs = columns.inputs(batch, self.ledger.cohort)
+        batch.inputs = columns.inputs(batch, self.ledger.decode_set)
 
     # -- ending --
 
@@ -417,8 +415,3 @@ class Engine:
         for request in self._requests.values():
             served[request._client] = served.get(request._client, 0) + tokens_served(request)
         return served
-
-    def tell_progress(self, steps: int) -> None:
-        """All of decoding got one token in each of `steps` steps."""
-        if self._observe is not None:
-            self._observe(Progressed((), tuple(self.ledger.cohort.members), steps))

@@ -44,8 +44,8 @@ def audit(ledger: Ledger) -> None:
     present = {request: _num_present(ledger.cache, request) for request in [*ledger.running, *ledger.waiting]}
     _audit_places(ledger)
     _audit_blocks(ledger)
-    _audit_runs(ledger, present)
-    _audit_cohort(ledger)
+    _audit_spans(ledger, present)
+    _audit_decode_set(ledger)
     _audit_host(ledger)
     _audit_hits(ledger, present)
 
@@ -57,7 +57,7 @@ def _audit_places(ledger: Ledger) -> None:
     assert ledger.running.keys().isdisjoint(waiting), "a request waits and runs"
     assert {*map(_STATE, waiting)} <= {"waiting", "preempted", "swapped"}, "a waiting request in a wrong state"
     assert {*map(_STATE, running)} <= {"running"}, "a running request in a wrong state"
-    assert sorted(map(_ADMISSION, ledger.prefilling + ledger.cohort.members)) == [*map(_ADMISSION, running)]
+    assert sorted(map(_ADMISSION, ledger.prefilling + ledger.decode_set.members)) == [*map(_ADMISSION, running)]
     slots = [r.slot for r in running] + ledger.free_slots
     assert len(slots) == len(set(slots)), "a slot is in two places"
     assert {*map(_OWNED, waiting)} <= {(-1, 0)} and not any(map(_TABLE, waiting)), "a waiting request owns something"
@@ -70,7 +70,7 @@ def _ascending(numbers: Iterable[int]) -> bool:
 
 def _audit_blocks(ledger: Ledger) -> None:
     cache, pool = ledger.cache, ledger.pool
-    indexed = [*chain.from_iterable(run.blocks for run in cache.index.values())]
+    indexed = [*chain.from_iterable(span.blocks for span in cache.index.values())]
     cached = np.bincount(integers(indexed), minlength=pool.num_blocks)
     owners = np.zeros(pool.num_blocks, dtype=np.int64)
     for request in ledger.running:
@@ -78,7 +78,7 @@ def _audit_blocks(ledger: Ledger) -> None:
         assert len(set(request.block_table)) == len(table), f"{request}: a block is twice in its table"
         assert len(table) == ledger.blocks_for(request.num_computed_tokens), f"{request}: table of the wrong length"
         owners[table] += 1
-    unowned = sum(run.num_unowned for run in cache.index.values())
+    unowned = sum(span.num_unowned for span in cache.index.values())
     assert unowned == cache.num_unowned, f"{cache.num_unowned} unowned blocks counted, {unowned} found"
     assert cached.max(initial=0) <= 1, "a block is cached twice"
     assert not ((owners > 1) & (cached == 0)).any(), "an unpublished block has two owners"
@@ -87,26 +87,26 @@ def _audit_blocks(ledger: Ledger) -> None:
     assert not cache.remains, "remains outlived their step"
 
 
-def _audit_runs(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
+def _audit_spans(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
     """`present` is how many groups of each request's chain are cached."""
     cache = ledger.cache
     held: dict[bytes, list[int]] = {}
     for request in ledger.running:
         left = request.num_published
-        published = chain.from_iterable(run.blocks[:n] for run, n in cache._runs(request.chain, 0, left))
+        published = chain.from_iterable(span.blocks[:n] for span, n in cache._spans(request.chain, 0, left))
         assert request.block_table[:left] == [*published], f"{request}: not the blocks that it published"
         for key, start, stop in _groups(request):
             if start < left:
                 held.setdefault(key, []).append(min(stop, left) - start)
-    for key, run in cache.index.items():
-        assert run.blocks, "an empty run is indexed"
-        unowned = len(run.blocks) - (run.held[-1] if run.held else 0)
-        assert run.num_unowned == unowned, f"a run counts {run.num_unowned} unowned blocks and has {unowned}"
-        assert run.held == sorted(held.get(key, [])), "a run's owners are not those that hold it"
-        assert (run in cache.lru) == (run.num_unowned > 0), "a run is evictable without unowned blocks, or the reverse"
+    for key, span in cache.index.items():
+        assert span.blocks, "an empty span is indexed"
+        unowned = len(span.blocks) - (span.owner_lengths[-1] if span.owner_lengths else 0)
+        assert span.num_unowned == unowned, f"a span counts {span.num_unowned} unowned blocks and has {unowned}"
+        assert span.owner_lengths == sorted(held.get(key, [])), "a span's owners are not those that hold it"
+        assert (span in cache.lru) == (span.num_unowned > 0), "a span is evictable without unowned blocks, or not with"
     for request, groups in present.items():
         leading = request.chain.keys[:groups]
-        assert all(map(cache.index.__contains__, leading)), f"{request}: a cached run lacks its prefix"
+        assert all(map(cache.index.__contains__, leading)), f"{request}: a cached span lacks its prefix"
 
 
 def _num_present(cache: PrefixCache, request: EngineRequest) -> int:
@@ -118,13 +118,15 @@ def _groups(request: EngineRequest) -> list[tuple[bytes, int, int]]:
     return list(zip(request.chain.keys, [0, *ends][:-1], ends, strict=True))
 
 
-def _audit_cohort(ledger: Ledger) -> None:
-    cohort = ledger.cohort
-    assert cohort.context == sum(r.num_computed_tokens for r in cohort.members), "the sum of contexts is wrong"
-    assert sorted(map(id, cohort.members)) == sorted(id(r) for bucket in cohort.buckets for r in bucket)
-    for request in cohort.members:
+def _audit_decode_set(ledger: Ledger) -> None:
+    decode_set = ledger.decode_set
+    assert decode_set.context == sum(r.num_computed_tokens for r in decode_set.members), "the sum of contexts is wrong"
+    assert sorted(map(id, decode_set.members)) == sorted(id(r) for bucket in decode_set.buckets for r in bucket)
+    for request in decode_set.members:
         assert request.num_uncomputed_tokens == 1 and request.num_output_tokens >= 1, f"{request} does not decode"
-        assert request in cohort.buckets[-request._computed % cohort.block_size], f"{request} is in a wrong bucket"
+        assert request in decode_set.buckets[-request._base_computed % decode_set.block_size], (
+            f"{request} is in a wrong bucket"
+        )
         assert request.num_tokens < request.final_tokens, f"{request} should have finished"
     for request in ledger.prefilling:
         assert request.num_uncomputed_tokens > 0, f"{request} has nothing to compute"
@@ -135,7 +137,7 @@ def _audit_host(ledger: Ledger) -> None:
     assert sorted(used + ledger.host.free) == list(range(ledger.host.num_blocks)), "host blocks were lost or shared"
     for request in ledger.waiting:
         if used or request._state == "swapped":
-            expected = ledger.blocks_for(request._computed) if request._state == "swapped" else 0
+            expected = ledger.blocks_for(request._base_computed) if request._state == "swapped" else 0
             assert len(request.host_blocks) == expected, f"{request}: {len(request.host_blocks)} host blocks"
 
 
@@ -146,7 +148,7 @@ def _audit_hits(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
         if groups:
             keys, ends = request.chain.keys, request.chain.ends
             before = ends[groups - 2] if groups > 1 else 0
-            limit = min((request._tokens - 1) // cache.block_size, ends[-1])  # whoever waits does not tick
+            limit = min((request._base_tokens - 1) // cache.block_size, ends[-1])  # whoever waits does not tick
             cached = min(before + len(cache.index[keys[groups - 1]].blocks), limit)
         assert cache.hit_blocks(request) == cached, f"{request}: its hit is out of date"
     promised: Counter[bytes] = Counter()

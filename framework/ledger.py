@@ -13,9 +13,9 @@ from schedlab.framework.block_pool import NOBODY, AdjacentPool, BlockPool, HostP
 from schedlab.framework.books import Books, PreemptMode, Quote
 from schedlab.framework.content import NO_IDENTITY, Chain, digest, extend_key
 from schedlab.framework.eviction import Eviction
-from schedlab.framework.lineup import Lineup, QueueView
+from schedlab.framework.ordered_requests import OrderedRequests, QueueView
 from schedlab.framework.prefix_cache import PrefixCache
-from schedlab.framework.request import STILL, EngineRequest, Request
+from schedlab.framework.request import NOT_DECODING, EngineRequest, Request
 
 _TABLE = attrgetter("block_table")
 
@@ -42,12 +42,11 @@ class Ledger(Books):
         self.pool = pool
         self.cache = PrefixCache(pool, block_size, eviction)
         self.host = HostPool(num_host_blocks)
-        self.cohort = self.decode_set
-        self.queue = Lineup()
+        self.queue = OrderedRequests()
         self.waiting = self.queue.requests
         self.waiting_view = QueueView(self.waiting)
         self.running: dict[EngineRequest, None] = {}
-        self.prompts = Lineup()
+        self.prompts = OrderedRequests()
         self.prefilling = self.prompts.requests
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self.copies_out: list[tuple[int, int]] = []
@@ -67,14 +66,14 @@ class Ledger(Books):
         return (
             self.waiting_view if self.waiting else (),
             self.prompts.snapshot() if self.prefilling else (),
-            self.cohort.lineup.snapshot(),
+            self.decode_set.ordered.snapshot(),
         )
 
     def running_view(self) -> tuple[Request, ...]:
         return tuple(self.running)
 
     def decodes(self, request: EngineRequest) -> bool:
-        return request._cadence is self.cohort
+        return request._clock is self.decode_set
 
     @property
     def num_free_slots(self) -> int:
@@ -90,7 +89,7 @@ class Ledger(Books):
         return self.watermark_blocks if self.running else 0
 
     def quote(self, request: EngineRequest) -> Quote:
-        computed = request._computed + request._cadence.tick
+        computed = request._base_computed + request._clock.tick
         if request.watched is None:  # it runs, or has no identity by which anything of it could be found
             return Quote(computed, 0, len(request.block_table) if request._state == "running" else 0, self.block_size)
         hit = self.cache.hit_blocks(request)
@@ -98,7 +97,7 @@ class Ledger(Books):
         return Quote(max(hit * self.block_size, computed), hit, held, self.block_size)
 
     def start_of(self, request: EngineRequest) -> int:
-        computed = request._computed + request._cadence.tick
+        computed = request._base_computed + request._clock.tick
         return computed if request.watched is None else max(self.cache.hit_blocks(request) * self.block_size, computed)
 
     def pending_blocks(self, request: EngineRequest) -> int:
@@ -106,6 +105,11 @@ class Ledger(Books):
 
     def take_changed(self) -> list[EngineRequest]:
         return self.cache.take_changed()
+
+    def next_tick_fits(self) -> bool:
+        """Whether all of decoding can go on: blocks suffice, and none is evicted that a waiting request counts on."""
+        need = len(self.decode_set.needing_block())
+        return not need or (need <= self.cache.num_free and not self.cache.would_evict_expected_hit(need))
 
     # -- arrivals --
 
@@ -128,7 +132,7 @@ class Ledger(Books):
         table += self.cache.allocate(self.blocks_for(start + tokens) - hit, table[-1] if table else NOBODY)
         if request.promised_groups:
             self.cache.start_computing(request)
-        if request.host_blocks and start == request._computed:  # what the cache lost comes from the host
+        if request.host_blocks and start == request._base_computed:  # what the cache lost comes from the host
             swapped = self.blocks_for(start)
             self.copies_in += zip(request.host_blocks[hit:swapped], request.block_table[hit:swapped], strict=True)
         request.slot = self.free_slots.pop()
@@ -152,25 +156,25 @@ class Ledger(Books):
 
     def preempt(self, request: EngineRequest, mode: PreemptMode) -> PreemptMode:
         """The victim moves to `waiting` at commit."""
-        if request._cadence is self.cohort:
-            self.cohort.leave(request)
+        if request._clock is self.decode_set:
+            self.decode_set.leave(request)
         else:
             self.prompts.remove(request.admission)
         del self.running[request]
         done = self._save(request, mode)
-        self._leave_remains(request)
+        self._stash_preempted(request)
         self._vacate(request)
         if done == "recompute":
-            request.lost_tokens = request._computed
-            request._computed = 0
+            request.lost_tokens = request._base_computed
+            request._base_computed = 0
         request._num_preemptions += 1
         request._state = "swapped" if done == "swap" else "preempted"
         return done
 
     def _save(self, request: EngineRequest, mode: PreemptMode) -> PreemptMode:
-        if mode == "recompute" or not request._computed:
+        if mode == "recompute" or not request._base_computed:
             return "recompute"
-        saved = request.block_table[: self.blocks_for(request._computed)]
+        saved = request.block_table[: self.blocks_for(request._base_computed)]
         host = self.host.take(len(saved))
         if host is None:
             return "recompute"
@@ -179,12 +183,12 @@ class Ledger(Books):
         self.copies_out += zip(saved, host, strict=True)
         return "swap"
 
-    def _leave_remains(self, request: EngineRequest) -> None:
+    def _stash_preempted(self, request: EngineRequest) -> None:
         """Hand computed blocks that are not published yet to the cache, and the rest to the free list."""
         table, published = request.block_table, request.num_published
         whole = max(self._identify_computed(request), published)
         self.pool.give_back(table[whole:])
-        self.cache.leave_remains(request, published, table[published:whole])
+        self.cache.stash_preempted_blocks(request, published, table[published:whole])
         del table[published:]
 
     def _identify_computed(self, request: EngineRequest) -> int:
@@ -195,7 +199,7 @@ class Ledger(Books):
         """
         if not self.prefix_caching:
             return 0
-        whole, chain = request._computed // self.block_size, request.chain
+        whole, chain = request._base_computed // self.block_size, request.chain
         if whole > chain.num_blocks and request.content.shares_output:
             request.chain = request.content.chain(whole * self.block_size, self.block_size)
         elif whole > chain.num_blocks:
@@ -238,12 +242,12 @@ class Ledger(Books):
     def enter_decoding(self, request: EngineRequest) -> None:
         """A prefilling request needs exactly one token now and has emitted one."""
         self.prompts.remove(request.admission)
-        self.cohort.join(request)
+        self.decode_set.join(request)
 
     def publish(self, request: EngineRequest) -> None:
         """Make what the request has computed of its prompt visible to others."""
         if request.promised_groups:
-            computed = min(request._computed, request._num_prompt_tokens)
+            computed = min(request._base_computed, request._num_prompt_tokens)
             self.cache.publish(request, computed // self.block_size)
 
     def leave(self, request: EngineRequest, *, keep: bool = True) -> None:
@@ -258,8 +262,8 @@ class Ledger(Books):
         request.chain = NO_IDENTITY
 
     def _leave_running(self, request: EngineRequest, keep: bool) -> None:
-        if request._cadence is not STILL:
-            self.cohort.leave(request)
+        if request._clock is not NOT_DECODING:
+            self.decode_set.leave(request)
         else:
             self.prompts.remove(request.admission)
         del self.running[request]

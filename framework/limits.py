@@ -114,5 +114,5 @@ def _wanted_output(request: EngineRequest) -> int:
 def tokens_served(request: EngineRequest) -> int:
     """Prompt tokens computed, once each, plus tokens generated."""
     prompt = request._num_prompt_tokens
-    done = prompt if request._first_token_ns is not None else min(request._computed, prompt)
+    done = prompt if request._first_token_ns is not None else min(request._base_computed, prompt)
     return done + request.num_output_tokens

@@ -1,8 +1,9 @@
 """Which KV blocks hold which content: lookup, adoption, publication at commit, eviction, and what changed for whom.
 
-A `Run` is the live prefix of one identity group (see content.Chain): one block of tokens, or all whole blocks of a
-trace id. The index is closed under prefixes: a run is present only if every run before it in the chain is complete.
-Knows chains, blocks and owners; knows nothing of policies, budgets or time.
+A `CachedSpan` is the live prefix of one identity group (see content.Chain): one block of tokens, or all whole blocks of
+a trace id. The index is closed under prefixes: a span is present only if all before it in the chain are complete, so
+the longest hit is found by bisection. Blocks are published when the step that computed them commits, never when it is
+scheduled: another request of the same step could read them before they are written.
 """
 
 from __future__ import annotations
@@ -17,37 +18,38 @@ from schedlab.framework.eviction import EVICTIONS, Eviction
 from schedlab.framework.request import EngineRequest
 
 
-class Run:
-    """The cached blocks of one identity group, first to last; `held` has one entry an owner: how many it owns, sorted.
+class CachedSpan:
+    """The cached blocks of one identity group, first to last. `owner_lengths`: how many each owner owns, sorted.
 
     Owners hold prefixes, so the `num_unowned` blocks beyond the largest entry may be evicted, last one first. `key` is
     None for the remains of a preempted request, which become publishable when the step commits.
     """
 
-    __slots__ = ("blocks", "held", "key", "num_unowned")
+    __slots__ = ("blocks", "owner_lengths", "key", "num_unowned")
 
     def __init__(self, key: bytes | None, blocks: list[int]) -> None:
         self.key = key
         self.blocks = blocks
-        self.held: list[int] = []
+        self.owner_lengths: list[int] = []
         self.num_unowned = len(blocks)
 
 
 class PrefixCache:
     """Content-addressed blocks over a `BlockPool`. `num_unowned` blocks are cached and owned by nobody.
 
-    Eviction is least recently used unless another order is given, and a chain's last block first in any; the recency of
-    a run is that of its last owner's leave.
+    Eviction is least recently used unless another order is given, and a chain's last block first in any. Recency is of
+    spans, not of blocks: what one request held together goes together, and a span becomes evictable, as the youngest,
+    when its last owner leaves.
     """
 
     def __init__(self, pool: BlockPool | AdjacentPool, block_size: int, eviction: Eviction = "lru") -> None:
         self.pool = pool
         self.block_size = block_size
         self.num_unowned = 0
-        self.index: dict[bytes, Run] = {}
+        self.index: dict[bytes, CachedSpan] = {}
         self.lru = EVICTIONS[eviction]()
-        self._used: Callable[[Sequence[Run]], None] | None = getattr(self.lru, "used", None)
-        self.remains: list[tuple[EngineRequest, int, Run]] = []
+        self._used: Callable[[Sequence[CachedSpan]], None] | None = getattr(self.lru, "used", None)
+        self.remains: list[tuple[EngineRequest, int, CachedSpan]] = []
         self.computing: dict[bytes, int] = {}
         self._watchers: dict[bytes, dict[EngineRequest, None]] = {}
         self._stale: dict[EngineRequest, None] = {}
@@ -74,39 +76,40 @@ class PrefixCache:
             self._evict(short)
 
     def _evict(self, count: int) -> None:
-        for run, blocks in self._victims(count):
-            del run.blocks[len(run.blocks) - len(blocks) :]
-            run.num_unowned -= len(blocks)
+        for span, blocks in self._victims(count):
+            del span.blocks[len(span.blocks) - len(blocks) :]
+            span.num_unowned -= len(blocks)
             self.num_unowned -= len(blocks)
             self.pool.give_back(blocks)
-            if not run.num_unowned:
-                del self.lru[run]
-            if run.key is not None:
-                if not run.blocks:
-                    del self.index[run.key]
-                self._notify(run.key)
+            if not span.num_unowned:
+                del self.lru[span]
+            if span.key is not None:
+                if not span.blocks:
+                    del self.index[span.key]
+                self._notify(span.key)
 
-    def _victims(self, count: int) -> list[tuple[Run, list[int]]]:
-        """The runs, with their last blocks, that evicting `count` blocks would take."""
+    def _victims(self, count: int) -> list[tuple[CachedSpan, list[int]]]:
+        """The spans, with their last blocks, that evicting `count` blocks would take."""
         victims = []
-        for run in self.lru:
+        for span in self.lru:
             if count <= 0:
                 break
-            blocks = run.blocks[-min(count, run.num_unowned) :]
+            blocks = span.blocks[-min(count, span.num_unowned) :]
             count -= len(blocks)
-            victims.append((run, blocks))
+            victims.append((span, blocks))
         assert count <= 0, "evicting more blocks than are unowned"
         return victims
 
-    def eviction_disturbs(self, count: int) -> bool:
+    def would_evict_expected_hit(self, count: int) -> bool:
         """Whether allocating `count` blocks would evict one that is counted in a waiting request's hit."""
         short = count - len(self.pool.free)
         if short <= 0 or not self._watchers:
             return False
         self._refresh_stale()
-        for run, blocks in self._victims(short):
-            left = len(run.blocks) - len(blocks)
-            if run.key is not None and any(self._counted(run.key, r) > left for r in self._watchers.get(run.key, ())):
+        for span, blocks in self._victims(short):
+            left = len(span.blocks) - len(blocks)
+            key, watchers = span.key, self._watchers.get(span.key or b"", ())
+            if key is not None and any(self._counted(key, request) > left for request in watchers):
                 return True
         return False
 
@@ -156,8 +159,8 @@ class PrefixCache:
     def unowned_in_hit(self, request: EngineRequest, hit: int) -> int:
         """How many of the first `hit` cached blocks nobody owns yet: adopting them makes `num_free` fall by as much."""
         unowned = 0
-        for run, count in self._runs(request.chain, 0, hit):
-            owned = len(run.blocks) - run.num_unowned
+        for span, count in self._spans(request.chain, 0, hit):
+            owned = len(span.blocks) - span.num_unowned
             if count > owned:
                 unowned += count - owned
         return unowned
@@ -165,20 +168,20 @@ class PrefixCache:
     def adopt(self, request: EngineRequest, hit: int) -> list[int]:
         """Take ownership of the first `hit` blocks of the request's chain; returns them in order."""
         table: list[int] = []
-        for run, count in self._runs(request.chain, 0, hit):
-            self._hold(run, 0, count)
-            table.extend(run.blocks[:count])
+        for span, count in self._spans(request.chain, 0, hit):
+            self._hold(span, 0, count)
+            table.extend(span.blocks[:count])
         request.num_published = hit
         return table
 
     def release(self, request: EngineRequest) -> None:
-        """Give up the request's published blocks; they stay cached, its last run being the first to be evicted."""
-        runs = self._runs(request.chain, 0, request.num_published)
+        """Give up the request's published blocks; they stay cached, its last span being the first to be evicted."""
+        spans = self._spans(request.chain, 0, request.num_published)
         if self._used is not None:
-            self._used([run for run, _ in runs])
-        for run, count in reversed(runs):
-            del run.held[bisect_left(run.held, count)]
-            self._note_unowned(run, touch=True)
+            self._used([span for span, _ in spans])
+        for span, count in reversed(spans):
+            del span.owner_lengths[bisect_left(span.owner_lengths, count)]
+            self._note_unowned(span, touch=True)
         request.num_published = 0
 
     def publish(self, request: EngineRequest, whole: int) -> None:
@@ -193,59 +196,59 @@ class PrefixCache:
         start = chain.ends[group - 1] if group else 0
         while done < whole:
             key, stop = chain.keys[group], chain.ends[group]
-            run = self._run_for(key)
+            span = self._span_for(key)
             have, want = done - start, min(stop, whole) - start
-            if len(run.blocks) > have:
-                self._drop_duplicates(run, table, start, have, min(len(run.blocks), want))
-            if len(run.blocks) < want:
-                self._grow(run, table[start + len(run.blocks) : start + want])
-            self._hold(run, have, want)
+            if len(span.blocks) > have:
+                self._drop_duplicates(span, table, start, have, min(len(span.blocks), want))
+            if len(span.blocks) < want:
+                self._grow(span, table[start + len(span.blocks) : start + want])
+            self._hold(span, have, want)
             done = start + want
             if done == stop and group < request.promised_groups:
                 self._computed(key)
             start, group = stop, group + 1
         request.num_published = done
 
-    def _drop_duplicates(self, run: Run, table: list[int], start: int, have: int, live: int) -> None:
+    def _drop_duplicates(self, span: CachedSpan, table: list[int], start: int, have: int, live: int) -> None:
         """The blocks `have .. live` of the group, which begins at `start` in the table, are in the cache already."""
         own = table[start + have : start + live]
-        table[start + have : start + live] = run.blocks[have:live]
+        table[start + have : start + live] = span.blocks[have:live]
         self.pool.give_back(own)
 
-    def _grow(self, run: Run, blocks: list[int]) -> None:
-        """`run` has so many more blocks, unowned until their publisher holds them."""
-        run.blocks.extend(blocks)
-        run.num_unowned += len(blocks)
+    def _grow(self, span: CachedSpan, blocks: list[int]) -> None:
+        """`span` has so many more blocks, unowned until their publisher holds them."""
+        span.blocks.extend(blocks)
+        span.num_unowned += len(blocks)
         self.num_unowned += len(blocks)
-        assert run.key is not None
-        self._notify(run.key)
+        assert span.key is not None
+        self._notify(span.key)
 
-    def _hold(self, run: Run, have: int, want: int) -> None:
-        """An owner of `have` blocks of the run now owns `want`."""
+    def _hold(self, span: CachedSpan, have: int, want: int) -> None:
+        """An owner of `have` blocks of the span now owns `want`."""
         if have:
-            del run.held[bisect_left(run.held, have)]
-        insort(run.held, want)
-        self._note_unowned(run, touch=False)
+            del span.owner_lengths[bisect_left(span.owner_lengths, have)]
+        insort(span.owner_lengths, want)
+        self._note_unowned(span, touch=False)
 
-    def _note_unowned(self, run: Run, *, touch: bool) -> None:
-        """The owners of `run` changed."""
-        unowned = len(run.blocks) - (run.held[-1] if run.held else 0)
-        self.num_unowned += unowned - run.num_unowned
-        run.num_unowned = unowned
+    def _note_unowned(self, span: CachedSpan, *, touch: bool) -> None:
+        """The owners of `span` changed."""
+        unowned = len(span.blocks) - (span.owner_lengths[-1] if span.owner_lengths else 0)
+        self.num_unowned += unowned - span.num_unowned
+        span.num_unowned = unowned
         if not unowned:
-            self.lru.pop(run, None)
-        elif touch or run not in self.lru:
-            self.lru[run] = None
-            self.lru.move_to_end(run)
+            self.lru.pop(span, None)
+        elif touch or span not in self.lru:
+            self.lru[span] = None
+            self.lru.move_to_end(span)
 
-    def _run_for(self, key: bytes) -> Run:
-        run = self.index.get(key)
-        if run is None:
-            run = self.index[key] = Run(key, [])
-        return run
+    def _span_for(self, key: bytes) -> CachedSpan:
+        span = self.index.get(key)
+        if span is None:
+            span = self.index[key] = CachedSpan(key, [])
+        return span
 
-    def _runs(self, chain: Chain, start: int, stop: int) -> list[tuple[Run, int]]:
-        """The runs that hold the chain's blocks `start .. stop`, each with how many of its blocks lie before `stop`."""
+    def _spans(self, chain: Chain, start: int, stop: int) -> list[tuple[CachedSpan, int]]:
+        """The spans of the chain's blocks `start .. stop`, each with how many of its blocks lie before `stop`."""
         if start >= stop:
             return []
         first, last = _group_of(chain, start), _group_of(chain, stop - 1)
@@ -255,21 +258,21 @@ class PrefixCache:
 
     # -- preemption: what is left behind --
 
-    def leave_remains(self, request: EngineRequest, first: int, blocks: list[int]) -> None:
+    def stash_preempted_blocks(self, request: EngineRequest, first: int, blocks: list[int]) -> None:
         """Computed blocks of a victim from index `first` on: free to take now, publishable when the step commits."""
         if blocks:
-            run = Run(None, blocks)
+            span = CachedSpan(None, blocks)
             self.num_unowned += len(blocks)
-            self.lru[run] = None
-            self.remains.append((request, first, run))
+            self.lru[span] = None
+            self.remains.append((request, first, span))
 
     def commit(self) -> None:
         """Publish the remains that were not granted again."""
-        for request, first, run in self.remains:
-            if run in self.lru:
-                del self.lru[run]
-                self.num_unowned -= len(run.blocks)
-                self._publish_unowned(request, first, run.blocks)
+        for request, first, span in self.remains:
+            if span in self.lru:
+                del self.lru[span]
+                self.num_unowned -= len(span.blocks)
+                self._publish_unowned(request, first, span.blocks)
         self.remains.clear()
 
     def _publish_unowned(self, request: EngineRequest, first: int, blocks: list[int]) -> None:
@@ -278,25 +281,25 @@ class PrefixCache:
             self.pool.give_back(blocks)
             return
         last = first + len(blocks)
-        touched = self._runs(chain, 0, first)
+        touched = self._spans(chain, 0, first)
         while first < last:
             group = _group_of(chain, first)
-            start, stop = _span(chain, group)
-            run = self._run_for(chain.keys[group])
+            start, stop = _bounds(chain, group)
+            span = self._span_for(chain.keys[group])
             count = min(stop, last) - first
-            have = len(run.blocks) - (first - start)  # already published by somebody else
+            have = len(span.blocks) - (first - start)  # already published by somebody else
             mine, blocks = blocks[:count], blocks[count:]
             self.pool.give_back(mine[: max(have, 0)])
             if len(mine) > max(have, 0):
-                self._grow(run, mine[max(have, 0) :])
-            touched.append((run, 0))
+                self._grow(span, mine[max(have, 0) :])
+            touched.append((span, 0))
             first += count
         if self._used is not None:
-            self._used([run for run, _ in touched])
-        for run, _ in reversed(touched):
-            if run.num_unowned:
-                self.lru[run] = None
-                self.lru.move_to_end(run)
+            self._used([span for span, _ in touched])
+        for span, _ in reversed(touched):
+            if span.num_unowned:
+                self.lru[span] = None
+                self.lru.move_to_end(span)
 
     # -- what running requests compute --
 
@@ -358,7 +361,7 @@ class PrefixCache:
             self._register(request, hit)
 
     def _register(self, request: EngineRequest, hit: int) -> None:
-        """Watch the last run in the hit, whose tail goes first, and the first run that could extend it."""
+        """Watch the last span in the hit, whose tail goes first, and the first span that could extend it."""
         chain = request.chain
         keys = []
         if hit:
@@ -385,12 +388,12 @@ class PrefixCache:
             self._stale.update(watchers)
 
     def _counted(self, key: bytes, request: EngineRequest) -> int:
-        """How many blocks of the run `key` the waiting request's hit counts."""
+        """How many blocks of the span `key` the waiting request's hit counts."""
         hit = self.hit_blocks(request)
         if not hit:
             return 0
         group = _group_of(request.chain, hit - 1)
-        return hit - _span(request.chain, group)[0] if request.chain.keys[group] == key else 0
+        return hit - _bounds(request.chain, group)[0] if request.chain.keys[group] == key else 0
 
 
 def _group_of(chain: Chain, block: int) -> int:
@@ -401,5 +404,5 @@ def _group_of(chain: Chain, block: int) -> int:
     return bisect_left(ends, block + 1)
 
 
-def _span(chain: Chain, group: int) -> tuple[int, int]:
+def _bounds(chain: Chain, group: int) -> tuple[int, int]:
     return (chain.ends[group - 1] if group else 0), chain.ends[group]

@@ -74,7 +74,7 @@ class SLO:
     e2e_s: float | None = None
 
 
-class Cadence:
+class DecodeClock:
     """A shared counter of decode steps: each member's token counts grow by one per tick without being touched."""
 
     __slots__ = ("tick",)
@@ -83,7 +83,7 @@ class Cadence:
         self.tick = 0
 
 
-STILL = Cadence()
+NOT_DECODING = DecodeClock()
 """The cadence of every request that is not decoding in step with others; it never ticks."""
 
 
@@ -95,9 +95,9 @@ class Request:
     """One request as a policy sees it. Underscored slots are the engine's to write."""
 
     __slots__ = (
-        "_arrival_ns", "_cadence", "_client", "_computed", "_deadline_ns", "_first_token_ns", "_max_tokens",
+        "_arrival_ns", "_clock", "_client", "_base_computed", "_deadline_ns", "_first_token_ns", "_max_tokens",
         "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority", "_request_id", "_session", "_slo",
-        "_state", "_tokens",
+        "_state", "_base_tokens",
     )  # fmt: skip
 
     _request_id: str
@@ -113,9 +113,9 @@ class Request:
     _state: State
     _num_preemptions: int
     _first_token_ns: int | None
-    _tokens: int
-    _computed: int
-    _cadence: Cadence
+    _base_tokens: int
+    _base_computed: int
+    _clock: DecodeClock
 
     if TYPE_CHECKING:
 
@@ -168,20 +168,20 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt plus tokens generated so far."""
-        return self._tokens + self._cadence.tick
+        return self._base_tokens + self._clock.tick
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose keys and values are in the cache (or on the host, when swapped)."""
-        return self._computed + self._cadence.tick
+        return self._base_computed + self._clock.tick
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return self._tokens - self._computed
+        return self._base_tokens - self._base_computed
 
     @property
     def num_output_tokens(self) -> int:
-        return self._tokens + self._cadence.tick - self._num_prompt_tokens
+        return self._base_tokens + self._clock.tick - self._num_prompt_tokens
 
     def __repr__(self) -> str:
         return f"<Request {self._request_id} {self._state} {self.num_computed_tokens}/{self.num_tokens}>"
@@ -235,9 +235,9 @@ class EngineRequest(Request):
         self._state = "waiting"
         self._num_preemptions = 0
         self._first_token_ns = None
-        self._tokens = num_prompt_tokens
-        self._computed = 0
-        self._cadence = STILL
+        self._base_tokens = num_prompt_tokens
+        self._base_computed = 0
+        self._clock = NOT_DECODING
         self.content = content
         self.recorded_output_tokens = recorded_output_tokens
         self.abort_ns = abort_ns
@@ -267,7 +267,24 @@ class EngineRequest(Request):
         self.swaps = 0
         self.reason: str | None = None
 
+    @property
+    def arrival_ns(self) -> int:
+        """Intended arrival, nanoseconds."""
+        return self._arrival_ns
+
+    @property
+    def deadline_ns(self) -> int | None:
+        return self._deadline_ns
+
+    @property
+    def first_token_ns(self) -> int | None:
+        return self._first_token_ns
+
+    def see_at_client(self, first_token_ns: int | None) -> None:
+        """Its first token is what its consumer had first, not what was computed first."""
+        self._first_token_ns = first_token_ns
+
     def mirror(self, state: State, num_tokens: int, num_computed_tokens: int) -> None:
         """Take over what another engine, whose books are not `Ledger`, says of this request now."""
-        assert self._cadence is STILL, "only a request that is counted by itself can be told its counts"
-        self._state, self._tokens, self._computed = state, num_tokens, num_computed_tokens
+        assert self._clock is NOT_DECODING, "only a request that is counted by itself can be told its counts"
+        self._state, self._base_tokens, self._base_computed = state, num_tokens, num_computed_tokens

@@ -98,7 +98,7 @@ class Staged:
         return self._prepared[0][0] if self._prepared else None
 
     def _prepare(self, request: EngineRequest) -> None:
-        if request.visible_ns == request._arrival_ns:
+        if request.visible_ns == request.arrival_ns:
             request.visible_ns += self._preparation_ns(request)
         if request.delivery_ns == 0:
             request.delivery_ns = self._delivery_ns(request)

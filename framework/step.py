@@ -185,10 +185,10 @@ class Step:
         if req.step == index:
             self._refuse_again(req)
         decode_set = self._decode_set
-        if req._cadence is decode_set and self._open and (max_tokens is None or max_tokens > 0):
+        if req._clock is decode_set and self._open and (max_tokens is None or max_tokens > 0):
             if self._budget <= 0:
                 return self._refused(req, NO_BUDGET)
-            if (req._computed + decode_set.tick) % decode_set.block_size == 0 and not self._give_block(req):
+            if (req._base_computed + decode_set.tick) % decode_set.block_size == 0 and not self._give_block(req):
                 return self._refused(req, NO_MEMORY)
             decision = self._decision
             if not decision.decodes:
@@ -348,7 +348,7 @@ class Step:
             self._running = self._books.running_view()
 
     def _granted_in_bulk(self, req: EngineRequest) -> bool:
-        return self._decision.decodes_all and req._cadence is self._decode_set
+        return self._decision.decodes_all and req._clock is self._decode_set
 
     def _decoding_only(self, request: Request) -> Request:
         if not self._books.decodes(_own(request)):

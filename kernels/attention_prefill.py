@@ -126,6 +126,7 @@ def prefill_attention(
     float8_e4m3fn, k and v of equal strides; any strides but in D, which is contiguous. H is a multiple of K, D <= 256.
     Tables, lengths and starts int32 or int64 on the device of q; table entries past a sequence's length are never read.
     Scales: a number, or one float32 element on the device. `tile` overrides the table of configs.py. Raises ValueError.
+    Unlike there, a value that is not finite also spoils those rows of its tile that do not see it.
     """
     op = "prefill_attention"
     checks.attention(op, q_THD, k_cache, v_cache, block_tables_NB, context_lens_N, scale, window, softcap)

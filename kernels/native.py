@@ -161,7 +161,10 @@ def prefill_attention(
             q_THD, k_cache, v_cache, *integers, scale=scale, window=window, softcap=softcap, k_scale=k_scale,
             v_scale=v_scale, out=out, return_lse=return_lse,
         )  # fmt: skip
-    return _attend(q_THD, k_cache, v_cache, *integers, scale, window, out)
+    result = _attend(q_THD, k_cache, v_cache, *integers, scale, window, out)
+    if not bool(result.isfinite().all()):  # a key that a row does not see has weight 0 here, and 0 * NaN is NaN
+        torch_backend.prefill_attention(q_THD, k_cache, v_cache, *integers, scale=scale, window=window, out=result)
+    return result
 
 
 def decode_attention(

@@ -99,28 +99,31 @@ def padded(
 ) -> list[Padded]:
     """Sequences of one query in groups of similar lengths, at most GATHERED_KEYS keys unless it is one sequence.
 
-    All layers of a step ask for the same, so the last answer is kept beside what it was for.
+    All layers of a step that see a window of one size ask for the same, so the last answer for it is kept beside what
+    it was for.
     """
-    global _last
     tables_NB, contexts_N, options = block_tables_NB.numpy(), context_lens_N.numpy(), (window, block_size, dtype)
-    last = _last
-    if last is None or not (last.options == options and last.of(tables_NB, contexts_N)):
+    last = _last.get(options)
+    if last is None or not last.of(tables_NB, contexts_N):
         groups = list(_padded_groups(tables_NB, contexts_N, window, block_size, dtype))
-        _last = last = _Answer(tables_NB.copy(), contexts_N.copy(), options, groups)
+        if len(_last) >= KEPT:
+            _last.clear()
+        _last[options] = last = _Answer(tables_NB.copy(), contexts_N.copy(), groups)
     return last.groups
 
 
 class _Answer(NamedTuple):
     tables_NB: np.ndarray
     contexts_N: np.ndarray
-    options: tuple[int | None, int, torch.dtype]
     groups: list[Padded]
 
     def of(self, tables_NB: np.ndarray, contexts_N: np.ndarray) -> bool:
         return np.array_equal(self.contexts_N, contexts_N) and np.array_equal(self.tables_NB, tables_NB)
 
 
-_last: _Answer | None = None
+KEPT = 4
+"""Answers at once: a model has windows of two sizes at most, and a process seldom two models."""
+_last: dict[tuple[int | None, int, torch.dtype], _Answer] = {}
 
 
 def _padded_groups(

@@ -230,9 +230,18 @@ def _attend(
     ages_LC = (context - length + torch.arange(length, device=q_LHD.device))[:, None] - keys_C
     visible = (ages_LC >= 0) if window is None else (ages_LC >= 0) & (ages_LC < window)
     scores_HLC = scores_HLC.masked_fill(~visible, -math.inf)
-    lse_HL = scores_HLC.logsumexp(-1)
-    weights = torch.where(visible, torch.exp(scores_HLC - lse_HL[..., None]), 0.0)
-    return torch.einsum("hlc,chd->lhd", weights, v_CHD), lse_HL.T
+    weights_HLC = torch.where(visible, scores_HLC.softmax(-1), 0.0)
+    return _weighted(weights_HLC, v_CHD, visible), scores_HLC.logsumexp(-1).T
+
+
+def _weighted(weights_HLC: Tensor, v_CHD: Tensor, visible_LC: Tensor) -> Tensor:
+    """[L, H, D]; a value that a query does not see has no part in its sum, be it NaN."""
+    if v_CHD.isfinite().all():
+        return torch.einsum("hlc,chd->lhd", weights_HLC, v_CHD)
+    out_LHD = v_CHD.new_zeros(len(visible_LC), *v_CHD.shape[1:])
+    for query, seen_C in enumerate(visible_LC):
+        out_LHD[query] = torch.einsum("hc,chd->hd", weights_HLC[:, query, seen_C], v_CHD[seen_C])
+    return out_LHD
 
 
 def _kept(scaled_SV: Tensor, top_ks_S: Tensor, top_ps_S: Tensor) -> Tensor:

@@ -226,21 +226,43 @@ def _attend_sequence(
     lse_LH: Tensor | None,
 ) -> None:
     """Attend one sequence's queries to the keys from `first_key` on, tile by tile."""
-    first_row, first_key = sequence.first_row, sequence.first_key
-    keyless = max(0, -first_row)  # rows before position 0 are padding
+    keyless = max(0, -sequence.first_row)  # rows before position 0 are padding
     out_LHD[:keyless] = 0
     if lse_LH is not None:
         lse_LH[:keyless] = -math.inf
     for start in range(keyless, len(q_LHD), QUERY_TILE):
-        stop = min(start + QUERY_TILE, len(q_LHD))
-        low = 0 if window is None else max(0, first_row + start - window + 1 - first_key)
-        high = first_row + stop - first_key
-        keys, values = keys_HCD[:, low:high], values_HCD[:, low:high]
-        tile, lse = q_LHD[start:stop], None if lse_LH is None else lse_LH[start:stop]
-        if lse is None and softcap is None:
-            out_LHD[start:stop] = _sdpa(tile, keys, values, scale, window)
-        else:
-            out_LHD[start:stop] = _explicit(tile, keys, values, scale, window, softcap, lse)
+        rows = range(start, min(start + QUERY_TILE, len(q_LHD)))
+        _attend_rows(rows, q_LHD, keys_HCD, values_HCD, sequence, scale, window, softcap, out_LHD, lse_LH)
+
+
+def _attend_rows(
+    rows: range,
+    q_LHD: Tensor,
+    keys_HCD: Tensor,
+    values_HCD: Tensor,
+    sequence: PagedSequence,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    out_LHD: Tensor,
+    lse_LH: Tensor | None,
+) -> None:
+    """Attend `rows` at once; again by halves if a result is not finite, as a key hidden from a row may be why.
+
+    A hidden key has weight 0, and 0 * NaN is NaN. A single row is given no key that it does not see.
+    """
+    first_position = sequence.first_row + rows.start
+    low = 0 if window is None else max(0, first_position - window + 1 - sequence.first_key)
+    high = sequence.first_row + rows.stop - sequence.first_key
+    keys, values, at = keys_HCD[:, low:high], values_HCD[:, low:high], slice(rows.start, rows.stop)
+    if lse_LH is None and softcap is None:
+        out_LHD[at] = _sdpa(q_LHD[at], keys, values, scale, window)
+    else:
+        lse = None if lse_LH is None else lse_LH[at]
+        out_LHD[at] = _explicit(q_LHD[at], keys, values, scale, window, softcap, lse)
+    if len(rows) > 1 and not bool(out_LHD[at].isfinite().all()):
+        for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+            _attend_rows(half, q_LHD, keys_HCD, values_HCD, sequence, scale, window, softcap, out_LHD, lse_LH)
 
 
 def _visible(rows: int, keys: int, window: int | None) -> Tensor | None:
@@ -285,10 +307,9 @@ def _explicit(
         scores_HGLC = softcap * torch.tanh(scores_HGLC / softcap)
     if (visible := _visible(num_rows, num_keys, window)) is not None:
         scores_HGLC = scores_HGLC.masked_fill(~visible, -math.inf)
-    lse_HGL1 = scores_HGLC.logsumexp(-1, keepdim=True)
-    out = torch.exp(scores_HGLC - lse_HGL1) @ values_HCD[:, None].to(wide)
+    out = scores_HGLC.softmax(-1) @ values_HCD[:, None].to(wide)
     if lse_LH is not None:
-        lse_LH.copy_(lse_HGL1.squeeze(-1).permute(2, 0, 1).reshape(num_rows, -1))
+        lse_LH.copy_(scores_HGLC.logsumexp(-1).permute(2, 0, 1).reshape(num_rows, -1))
     return out.permute(2, 0, 1, 3).reshape(q_LHD.shape).to(q_LHD.dtype)
 
 

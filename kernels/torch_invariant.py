@@ -201,7 +201,7 @@ def _attend(
     """Output [W, H, R, D] and log-sum-exp [W, H, R].
 
     Each pair's share is computed alone and the shares of a row tile are added up in order. A key that a row does not
-    see adds an exact zero, so it does not matter how many such keys there are.
+    see adds an exact zero, so it does not matter how many such keys there are, nor what they hold.
     """
     tiles_P = work.tiles_P
     scores_PHRC = q_WHRD[tiles_P] @ keys_PHDC * scale
@@ -215,10 +215,21 @@ def _attend(
     peaks_WHR1.scatter_reduce_(0, tiles_P[:, None, None, None].expand_as(peaks_PHR1), peaks_PHR1, "amax")
     finite_WHR1 = peaks_WHR1.clamp_min(torch.finfo(scores_PHRC.dtype).min)
     weights_PHRC = torch.exp(scores_PHRC - finite_WHR1[tiles_P])
-    out_WHRD = torch.zeros_like(q_WHRD).index_add_(0, tiles_P, weights_PHRC @ values_PHCD)
+    shares_PHRD = _shares(weights_PHRC, values_PHCD, hidden_PRC)
+    out_WHRD = torch.zeros_like(q_WHRD).index_add_(0, tiles_P, shares_PHRD)
     sums_WHR1 = torch.zeros_like(peaks_WHR1).index_add_(0, tiles_P, weights_PHRC.sum(-1, keepdim=True))
-    out_WHRD = torch.where(sums_WHR1 > 0, out_WHRD / sums_WHR1, 0.0)  # rows before position 0 see no key
+    out_WHRD = torch.where(sums_WHR1 == 0, 0.0, out_WHRD / sums_WHR1)  # rows before position 0 see no key
     return out_WHRD, (peaks_WHR1 + sums_WHR1.log()).squeeze(-1)
+
+
+def _shares(weights_PHRC: Tensor, values_PHCD: Tensor, hidden_PRC: Tensor) -> Tensor:
+    """Weighted values [P, H, R, D]; a row that sees a value which is not finite becomes NaN, and no other row."""
+    finite_PHC = values_PHCD.isfinite().all(-1)
+    if bool(finite_PHC.all()):
+        return weights_PHRC @ values_PHCD
+    spoiled_PHR1 = (~hidden_PRC[:, None] & ~finite_PHC[:, :, None]).any(-1, keepdim=True)
+    shares_PHRD = weights_PHRC @ values_PHCD.masked_fill(~finite_PHC[..., None], 0)
+    return shares_PHRD.masked_fill(spoiled_PHR1, torch.nan)
 
 
 def _by_kv_head(x_TH: Tensor, num_kv_heads: int) -> Tensor:

@@ -12,6 +12,7 @@ from itertools import takewhile
 from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, Step
 from schedlab.policies.preemption import Mode, preempt
+from schedlab.policies.ranking import may_be_admitted
 from schedlab.policies.victims import Rank, Victims, newest
 
 
@@ -98,10 +99,12 @@ def _when_needed(victims: Victims, step: Step, request: Request) -> Iterator[Req
 
 def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0) -> int:
     """Up to `room` tokens to waiting requests in `order`; the first that does not fit ends it. Returns the tokens
-    granted.
+    granted. Requests that were preempted in this step are passed over.
     """
     granted = 0
     for request in order:
+        if not may_be_admitted(step, request):
+            continue
         if granted >= room or not step.free_slots or not fits_whole(step, request, spare_blocks):
             break
         grant = step.grant(request, room - granted)
@@ -166,7 +169,7 @@ def ranked_step(
         if request.state == "running":
             admitting = admitting and bool(step.fits(request))
             left -= continue_prefill(step, request, left, mode, victims)
-        elif admitting and request not in prompts:  # nor preempted in this step
+        elif admitting and may_be_admitted(step, request):
             admitting = admits(step, request)
             if admitting:
                 left -= step.grant(request, left).tokens

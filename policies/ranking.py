@@ -19,6 +19,12 @@ Entry = tuple[Any, int, Request]
 WAITING = ("waiting", "preempted", "swapped")
 
 
+def may_be_admitted(step: Step, request: Request) -> bool:
+    """Whether `request` waits and did so when the step began: what was preempted in a step is not granted in it."""
+    state = request.state
+    return state == "waiting" or (state in WAITING and request not in step.running)
+
+
 class RankedQueue:
     """Waiting requests by `rank(step, request)`, smallest first, equals in arrival order.
 
@@ -37,7 +43,7 @@ class RankedQueue:
         self._prune_at = 1024
 
     def best_first(self, step: Step) -> Iterator[Request]:
-        """Waiting requests by rank as of now, which is after this step's grants so far."""
+        """Waiting requests by rank as of now, which is after this step's grants so far; none that it preempted."""
         for entry in self._taken:  # what the last walk took out; who was admitted leaves when met again
             heappush(self._heap, entry)
         self._taken = []
@@ -45,7 +51,7 @@ class RankedQueue:
             self._prune()
         for request in step.cache_changed:
             self.rank_again(request, self._rank(step, request))
-        return self._walk()
+        return self._walk(step)
 
     def rank_again(self, request: Request, rank: Any) -> None:
         """`request` stands by `rank` from now on, until its cached prefix changes; a walk in progress heeds it."""
@@ -65,7 +71,7 @@ class RankedQueue:
         """What the waiting `request` stands by."""
         return self._latest[request][0]
 
-    def _walk(self) -> Iterator[Request]:
+    def _walk(self, step: Step) -> Iterator[Request]:
         while self._heap:
             entry = heappop(self._heap)
             request = entry[-1]
@@ -73,7 +79,8 @@ class RankedQueue:
                 continue  # ranked anew since
             if request.state in WAITING:
                 self._taken.append(entry)
-                yield request
+                if may_be_admitted(step, request):  # or it has run since this entry was made, until a moment ago
+                    yield request
             else:
                 del self._latest[request]
 

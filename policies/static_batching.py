@@ -15,7 +15,7 @@ from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 from schedlab.policies.common import continue_prefill, decode_all, reserve
 from schedlab.policies.preemption import Preempting
-from schedlab.policies.ranking import WAITING
+from schedlab.policies.ranking import WAITING, may_be_admitted
 from schedlab.policies.victims import newest
 
 
@@ -52,7 +52,7 @@ class StaticBatching(Preempting):
         for request in self._batch:
             if not step.token_budget:
                 break
-            if request.state in WAITING:
+            if may_be_admitted(step, request):
                 step.grant(request)
             elif request.state == "running" and request in step.prefilling:
                 continue_prefill(step, request, step.token_budget, self.mode, newest)

@@ -46,7 +46,7 @@ def encode_request(request: EngineRequest) -> str:
         written = encode_json(_content(request))
     return (
         f'{{"request_id":{quote(request.request_id)},"source_row":{"null" if row is None else row},'
-        f'"arrival_ns":{request._arrival_ns},"prompt_tokens":{request.num_prompt_tokens},'
+        f'"arrival_ns":{request.arrival_ns},"prompt_tokens":{request.num_prompt_tokens},'
         f'"output_tokens":{"null" if recorded is None else recorded},"content":{written}'
         f"{_optional(request)}}}"
     )
@@ -54,21 +54,21 @@ def encode_request(request: EngineRequest) -> str:
 
 def _optional(request: EngineRequest) -> str:
     """The fields that are not at their default, each after a comma."""
-    arrival, text = request._arrival_ns, ""
-    if request._max_tokens >= 0:
-        text += f',"max_tokens":{request._max_tokens}'
-    if request._client != "default":
-        text += f',"client":{quote(request._client)}'
-    if request._priority:
-        text += f',"priority":{request._priority}'
-    if request._session is not None:
-        text += f',"session":{quote(request._session)}'
-    if request._deadline_ns is not None:
-        text += f',"deadline_ns":{request._deadline_ns - arrival}'
+    arrival, text = request.arrival_ns, ""
+    if request.max_tokens >= 0:
+        text += f',"max_tokens":{request.max_tokens}'
+    if request.client != "default":
+        text += f',"client":{quote(request.client)}'
+    if request.priority:
+        text += f',"priority":{request.priority}'
+    if request.session is not None:
+        text += f',"session":{quote(request.session)}'
+    if request.deadline_ns is not None:
+        text += f',"deadline_ns":{request.deadline_ns - arrival}'
     if request.abort_ns is not None:
         text += f',"abort_ns":{request.abort_ns - arrival}'
-    if request._slo is not None:
-        text += f',"slo":{_limits(request._slo)}'
+    if request.slo is not None:
+        text += f',"slo":{_limits(request.slo)}'
     if request.sampling is not None:
         text += f',"sampling":{encode_json(asdict(request.sampling))}'
     if request.visible_ns != arrival:

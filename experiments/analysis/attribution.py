@@ -25,7 +25,7 @@ import numpy as np
 
 from schedlab.experiments.analysis.history import Grant, Histories, History, Phase, histories
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
-from schedlab.framework.cost.roofline import attention_reach
+from schedlab.framework.cost.windows import attention_reach
 from schedlab.framework.results.tables import Columns, RunTables
 
 TTFT_PARTS = ("preparation", "queue", "prefill", "interference", "recompute", "delivery")

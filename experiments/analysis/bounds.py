@@ -18,6 +18,7 @@ from schedlab.experiments.run.offered import WORKLOAD
 from schedlab.framework.cost.bounds import Bound, Demand, Prices, alone_first_ns, bounds, longest_shared, tight
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
+from schedlab.framework.cost.windows import Window, layers_window
 from schedlab.framework.request import NS
 from schedlab.framework.results.tables import Columns, RunTables
 from schedlab.workloads.options import WHOLE
@@ -117,8 +118,12 @@ def demand_of(requests: Columns, offered: Trace, manifest: Mapping[str, Any]) ->
     model = manifest.get("config", {}).get("model")
     return Demand(
         ns("arrival_s"), ns("visible_s"), ns("delivery_s"), requests["prompt_tokens"], requests["output_tokens"], hits,
-        model.get("sliding_window") if isinstance(model, dict) else None, bool((requests["preemptions"] > 0).any()),
+        _model_window(model) if isinstance(model, dict) else None, bool((requests["preemptions"] > 0).any()),
     )  # fmt: skip
+
+
+def _model_window(model: Mapping[str, Any]) -> Window:
+    return layers_window(tuple(model.get("layer_windows") or (model.get("sliding_window"),)))
 
 
 def shared_tokens(trace: Trace) -> np.ndarray:

@@ -19,7 +19,7 @@ from schedlab.experiments.analysis.history import histories
 from schedlab.experiments.analysis.rerun import Changes, repeatable
 from schedlab.experiments.analysis.weight_dtype_estimate import tpot_with
 from schedlab.framework.cost.coefficients import Coefficients
-from schedlab.framework.cost.roofline import attention_reach
+from schedlab.framework.cost.windows import attention_reach
 from schedlab.framework.request import NS
 from schedlab.framework.results.tables import RunTables
 

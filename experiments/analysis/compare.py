@@ -52,6 +52,8 @@ def interval_text(found: Finding) -> str:
 
 
 def verdict_text(found: Finding) -> str:
+    if found.verdict == "small":
+        return f"below {change_text(found, found.matters).lstrip('+')}"
     if found.verdict != "inconclusive":
         return found.verdict
     needed = "more than 10,000" if found.needed is None else f"about {found.needed:,}"
@@ -87,11 +89,10 @@ def legend(told: Answer, level: float) -> str:
     if told.refused:
         return f"no interval: {told.refused}"
     methods = sorted({found.method for found in told.findings if found.method not in (None, "equal")})
-    smallest = min((found.p_smallest for found in told.findings if found.p_smallest), default=None)
-    p = "" if smallest is None else f"; p by sign flips, at least {smallest:.2g} with so many pairs"
     return (
         f"{told.pairs} pairs; * the primary metric, {level:.0%} interval; the others as a family, {level:.0%} by Holm"
-        f"{p}{'; ' + ', '.join(map(str, methods)) if methods else ''}"
+        f"{'; ' + ', '.join(map(str, methods)) if methods else ''}, and p by the same; changes below "
+        f"{told.effect * 100:.3g} % do not matter"
     )
 
 

@@ -25,6 +25,7 @@ def compare(
         list[str] | None, typer.Option(help="'ttft/p99 +5%': exit with 1 on a confident regression beyond that")
     ] = None,
     level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
+    effect: Annotated[float, typer.Option(help="the smallest relative change that matters: 0.01 is 1 %")] = 0.01,
     format: Annotated[str, typer.Option(help="terminal, json or markdown")] = "terminal",
     out: Annotated[
         Path | None, typer.Option(help="where verdicts.json and .md go; into the sweep, if left out")
@@ -32,7 +33,7 @@ def compare(
     wandb: Annotated[str | None, typer.Option(help="offline, online or disabled; as the runs, if left out")] = None,
     bounds: Annotated[bool, typer.Option(help="show how far runs are from what no schedule could beat")] = True,
 ) -> None:
-    """Table of finished runs, and verdicts from paired replicates: better, worse or inconclusive."""
+    """Table of finished runs, and verdicts from paired replicates: better, worse, below what matters, inconclusive."""
     from schedlab.experiments.analysis import compare as comparing
 
     if format not in FORMS:
@@ -41,7 +42,12 @@ def compare(
         raise ConfigError(f"--wandb {wandb}: expected offline, online or disabled")
     if not 0.5 <= level < 1:
         raise ConfigError(f"--level {level}: expected a probability from 0.5 up to 1")
-    options = {"baseline": baseline, "primary": primary, "metrics": metric or None, "gates": gate or (), "level": level}
+    if not 0 <= effect < 1:
+        raise ConfigError(f"--effect {effect}: expected a share from 0 up to 1")
+    options = {
+        "baseline": baseline, "primary": primary, "metrics": metric or None, "gates": gate or (), "level": level,
+        "effect": effect,
+    }  # fmt: skip
     if comparing.compare(directories, form=format, out=out, wandb_mode=wandb, bounds=bounds, options=options):
         raise typer.Exit(1)
 

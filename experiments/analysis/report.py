@@ -257,7 +257,9 @@ def write_report(directory: Path, out: Path | None = None, tried: bool = True) -
     header, rows = report.summary()
     environment = Environment(
         loader=PackageLoader("schedlab.experiments.analysis", "templates"),
-        autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     path.write_text(environment.get_template("report.html.j2").render(
         title=directory.resolve().name, header=header, rows=rows, notes=report.comparison.notes, inline=inline,

@@ -14,6 +14,7 @@ import numpy as np
 from schedlab.experiments.analysis.history import Histories, histories
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline, Work
+from schedlab.framework.cost.windows import Window, seen_at_most
 from schedlab.framework.request import NS
 from schedlab.framework.results.tables import RunTables
 
@@ -32,7 +33,7 @@ class StepWork:
     streams: np.ndarray
 
 
-def works(run: RunTables, past: Histories, window: int | None = None) -> list[Work]:
+def works(run: RunTables, past: Histories, window: Window = None) -> list[Work]:
     """Of the first step of each row. Under a sliding `window` the decodes' keys are those of a window each."""
     steps = run.steps
     grants: list[list[Work]] = [[] for _ in steps["index"]]
@@ -43,8 +44,7 @@ def works(run: RunTables, past: Histories, window: int | None = None) -> list[Wo
                 grants[row].append(Work.prefill(start, tokens, emits, window))
                 context[row] -= start + tokens
     decodes = steps["decode_requests"].tolist()
-    if window is not None:
-        context = np.minimum(context, window * steps["decode_requests"])
+    context = seen_at_most(context, steps["decode_requests"], window)
     return [
         Work.total(granted) + Work(n, n, n, decode_keys=keys)
         for granted, n, keys in zip(grants, decodes, context.tolist(), strict=True)
@@ -55,7 +55,7 @@ def step_work(run: RunTables, roofline: Roofline) -> StepWork:
     """FLOPs and bytes by `roofline`, seconds by the log."""
     steps = run.steps
     totals = []
-    for work in works(run, histories(run), roofline.model.sliding_window):
+    for work in works(run, histories(run), roofline.window):
         parts = [part for part in roofline.parts(work) if part.route == "memory"]
         totals.append((sum(part.flops for part in parts), sum(part.bytes for part in parts)))
     flops, moved = np.array(totals, dtype=np.float64).reshape(-1, 2).T

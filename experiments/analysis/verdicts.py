@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments.analysis.metrics import check_metric
-from schedlab.experiments.analysis.statistics import Interval, holm, holm_intervals, interval, pairs_needed, sign_flip
+from schedlab.experiments.analysis.statistics import Interval, holm, holm_intervals, interval, pairs_needed
 from schedlab.experiments.analysis.table import Comparison, Run
 from schedlab.experiments.sweep.replicates import Question, questions
 from schedlab.framework.errors import ConfigError
 
 LEVEL = 0.95
+EFFECT = 0.01
+"""Smallest relative change that matters, where nothing is asked."""
 PRIMARY = "goodput/requests_per_s"
 SECONDARY = (
     "ttft/mean", "ttft/p50", "ttft/p99", "tpot/mean", "tpot/p99", "itl/p99", "e2e/mean", "e2e/p99", "queue/mean",
@@ -63,6 +65,12 @@ class Paired:
             return np.asarray(np.log(variant) - np.log(baseline))
         return np.asarray(variant - baseline)
 
+    def mattering(self, effect: float) -> float:
+        """The smallest change that matters, as `shown` tells changes; `effect` is relative."""
+        if self.scale == "ratio":
+            return effect
+        return effect * max(abs(float(np.mean(side))) for side in (self.variant_N, self.baseline_N))
+
     def shown(self, difference: float) -> float:
         """A mean difference as it is told: relative, or as it is."""
         return math.expm1(min(difference, 700.0)) if self.scale == "ratio" else difference
@@ -74,8 +82,9 @@ class Finding:
 
     `change`, `low` and `high` are relative (0.05 is 5 % more) where `scale` is ratio, else in the metric's unit. The
     bounds are those of an interval of level `level`, which is Holm's for all but the primary metric: its verdict is
-    whether it excludes 0. `low_alone` and `high_alone` bound the metric looked at by itself. `p` is that of sign flips,
-    `p_smallest` the least that so many pairs can give, `p_holm` corrected for the family. `needed`: about so many pairs
+    whether it excludes 0, and whether `change` is as large as `matters`, in the same terms. `low_alone` and
+    `high_alone` bound the metric looked at by itself. `p` is that of the interval alone, `p_holm` corrected for the
+    family: the interval excludes 0 where this is at most 1 - the level of the answer. `needed`: about so many pairs
     would do. Without an interval `low` and the like are None.
     """
 
@@ -93,20 +102,22 @@ class Finding:
     high_alone: float | None
     method: str | None
     p: float | None
-    p_smallest: float | None
     p_holm: float | None
+    matters: float
     verdict: str
     needed: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question and what was found. `refused` says why no interval is given, where none is."""
+    """A question and what was found. `effect`: the smallest relative change that matters. `refused` says why no
+    interval is given, where none is."""
 
     condition: str
     variant: str
     baseline: str
     pairs: int
+    effect: float
     findings: tuple[Finding, ...]
     refused: str | None = None
     notes: tuple[str, ...] = ()
@@ -191,13 +202,14 @@ class Verdicts:
 
 def compare_runs(
     directories: Iterable[str | Path], *, baseline: str | None = None, primary: str = PRIMARY,
-    metrics: Sequence[str] | None = None, gates: Sequence[str] = (), level: float = LEVEL,
+    metrics: Sequence[str] | None = None, gates: Sequence[str] = (), level: float = LEVEL, effect: float = EFFECT,
 ) -> Verdicts:  # fmt: skip
     """Judge all finished runs in and below `directories`, paired by what they were offered.
 
     `baseline` names a variant, a policy or one of the directories; the first found, if None. `primary` is the one
-    metric that a question is about; `metrics` are the others, a family that is corrected for its size. ConfigError for
-    a name that is none, and for directories without runs.
+    metric that a question is about; `metrics` are the others, a family that is corrected for its size. `effect` is the
+    smallest relative change that matters; that is never less than the error which the runs' clock states. ConfigError
+    for a name that is none, and for directories without runs.
     """
     wanted = [Gate.parse(gate) for gate in gates]
     check_metric(primary, "--primary")
@@ -209,7 +221,7 @@ def compare_runs(
     everything = Comparison([run for of_root in runs.values() for run in of_root])
     asked, notes = questions(roots, runs, baseline)
     looked_at = tuple(dict.fromkeys((primary, *(SECONDARY if metrics is None else metrics))))
-    answers = tuple(answer(question, looked_at, level) for question in asked)
+    answers = tuple(answer(question, looked_at, level, effect) for question in asked)
     judged = judge_all(wanted, asked, answers, level)
     if not asked:
         notes.append("nothing to compare: the runs are of one variant")
@@ -220,15 +232,26 @@ def compare_runs(
 # ---- one question ----
 
 
-def answer(question: Question, metrics: Sequence[str], level: float) -> Answer:
+def answer(question: Question, metrics: Sequence[str], level: float, effect: float = EFFECT) -> Answer:
     """The first of `metrics` is the primary one."""
     pairs = question.shared
     notes, refused = pairing_notes(question), refusal(question)
+    if (stated := stated_error(question)) > effect:
+        notes.append(f"changes below {stated:.1%} do not matter here: it is the error that the clock's profile states")
     samples = [s for s in (paired(question, metric) for metric in metrics) if s is not None and len(s.variant_N)]
-    findings = [simple_finding(s, metrics[0], level) for s in samples] if refused else judge(samples, metrics[0], level)
+    judging = Judging(metrics[0], level, max(effect, stated))
+    findings = [simple_finding(s, judging) for s in samples] if refused else judge(samples, judging)
     return Answer(
-        question.condition, question.variant, question.baseline, len(pairs), tuple(findings), refused, tuple(notes)
-    )
+        question.condition, question.variant, question.baseline, len(pairs), judging.effect, tuple(findings), refused,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def stated_error(question: Question) -> float:
+    """Of times modelled by a profile: its mean relative error over steps that it had not seen; 0 where none is."""
+    sides = (*question.variant_runs.values(), *question.baseline_runs.values())
+    rates = [run.manifest.get("cost") or {} for runs in sides for run in runs]
+    return max((float(found.get("held_out_error", 0.0)) for found in rates), default=0.0)
 
 
 def refusal(question: Question) -> str | None:
@@ -280,61 +303,75 @@ def value_of(runs: Sequence[Run], metric: str) -> float | None:
     return float(np.exp(np.log(known).mean()) if known.min() > 0 and len(known) > 1 else known.mean())
 
 
-def judge(samples: Sequence[Paired], primary: str, level: float) -> list[Finding]:
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """The primary metric, the level of all intervals, and the smallest relative change that matters."""
+
+    primary: str
+    level: float = LEVEL
+    effect: float = EFFECT
+
+
+def judge(samples: Sequence[Paired], judging: Judging) -> list[Finding]:
     """The primary metric by itself, the others as a family."""
-    told = [sample for sample in samples if len(sample.variant_N) > 1]
-    family = [sample for sample in told if sample.metric != primary]
-    differences = [sample.differences_N for sample in family]
-    p_values = {sample.metric: sign_flip(sample.differences_N) for sample in told}
-    adjusted = dict(zip([s.metric for s in family], holm([p_values[s.metric][0] for s in family]), strict=True))
-    intervals = dict(zip([s.metric for s in family], holm_intervals(differences, level), strict=True))
+    level = judging.level
+    family = [s for s in samples if len(s.variant_N) > 1 and s.metric != judging.primary]
+    together = holm_intervals([sample.differences_N for sample in family], level)
+    adjusted = holm([bounds.p for bounds, _ in together])
+    judged = dict(zip([s.metric for s in family], zip(together, adjusted, strict=True), strict=True))
     found = []
     for sample in samples:
-        if sample not in told:
-            found.append(simple_finding(sample, primary, level))
+        if len(sample.variant_N) < 2:
+            found.append(simple_finding(sample, judging))
             continue
         alone = interval(sample.differences_N, level)
-        judged, own_level = intervals.get(sample.metric, (alone, level))
-        p, smallest = p_values[sample.metric]
-        found.append(finding(sample, primary, judged, own_level, alone, p, smallest, adjusted.get(sample.metric, p)))
+        (bounds, own_level), p_holm = judged.get(sample.metric, ((alone, level), alone.p))
+        found.append(finding(sample, judging, bounds, own_level, alone, p_holm))
     return found
 
 
 def finding(
-    sample: Paired, primary: str, judged: Interval, own_level: float, alone: Interval,
-    p: float, smallest: float, adjusted: float,
-) -> Finding:  # fmt: skip
+    sample: Paired, judging: Judging, judged: Interval, own_level: float, alone: Interval, p_holm: float
+) -> Finding:
     differences = sample.differences_N
     mean, deviation = float(differences.mean()), float(differences.std(ddof=1))
-    verdict = verdict_of(judged, better_when(sample.metric))
+    change, matters = sample.shown(mean), sample.mattering(judging.effect)
+    bounds = sample.shown(judged.low), sample.shown(judged.high)
+    verdict = verdict_of(bounds, change, matters, better_when(sample.metric))
+    needed = None
+    if verdict == "inconclusive":
+        needed = pairs_needed(mean, deviation, own_level, at_least=len(differences) + 1)
     return Finding(
-        sample.metric, sample.metric == primary, len(differences), sample.scale, float(np.mean(sample.baseline_N)),
-        float(np.mean(sample.variant_N)), sample.shown(mean), sample.shown(judged.low), sample.shown(judged.high),
-        own_level, sample.shown(alone.low), sample.shown(alone.high), judged.method, p, smallest, adjusted, verdict,
-        pairs_needed(mean, deviation, own_level) if verdict == "inconclusive" else None,
+        sample.metric, sample.metric == judging.primary, len(differences), sample.scale,
+        float(np.mean(sample.baseline_N)), float(np.mean(sample.variant_N)), change, *bounds, own_level,
+        sample.shown(alone.low), sample.shown(alone.high), judged.method, judged.p, p_holm, matters, verdict, needed,
     )  # fmt: skip
 
 
-def simple_finding(sample: Paired, primary: str, level: float) -> Finding:
+def simple_finding(sample: Paired, judging: Judging) -> Finding:
     """Means and their difference, where nothing can be inferred from them."""
     change = sample.shown(float(sample.differences_N.mean()))
     base, own = float(np.mean(sample.baseline_N)), float(np.mean(sample.variant_N))
     return Finding(
-        sample.metric, sample.metric == primary, len(sample.variant_N), sample.scale, base, own, change,
-        None, None, level, None, None, None, None, None, None, "not judged", None,
+        sample.metric, sample.metric == judging.primary, len(sample.variant_N), sample.scale, base, own, change,
+        None, None, judging.level, None, None, None, None, None, sample.mattering(judging.effect), "not judged", None,
     )  # fmt: skip
 
 
-def verdict_of(judged: Interval, good: int) -> str:
-    """`equal` where every pair is; `higher` or `lower` of a metric that is neither good nor bad."""
-    if judged.low == judged.high == 0:
+def verdict_of(bounds: tuple[float, float], change: float, matters: float, good: int) -> str:
+    """`equal` where every pair is; `small` where the change is known and less than what matters, or where the bounds
+    are; `higher` or `lower` of a metric that is neither good nor bad."""
+    low, high = bounds
+    if low == high == 0:
         return "equal"
-    if not judged.excludes_zero:
+    known = low > 0 or high < 0
+    if (known and abs(change) < matters) or max(-low, high) < matters:
+        return "small"
+    if not known:
         return "inconclusive"
-    up = judged.low > 0
     if not good:
-        return "higher" if up else "lower"
-    return "better" if up == (good > 0) else "worse"
+        return "higher" if change > 0 else "lower"
+    return "better" if (change > 0) == (good > 0) else "worse"
 
 
 # ---- gates ----
@@ -353,6 +390,7 @@ def judge_all(
 
 
 def judge_gate(gate: Gate, question: Question, told: Answer, level: float) -> Judged:
+    """A margin below what matters is judged at that."""
     sample = paired(question, gate.metric)
     if told.refused or sample is None or len(sample.variant_N) < 2:
         reason = told.refused or f"fewer than two pairs know {gate.metric}"
@@ -362,6 +400,9 @@ def judge_gate(gate: Gate, question: Question, told: Answer, level: float) -> Ju
         return Judged(str(gate), told.name, False, None, None, level, reason)
     found = interval(sample.differences_N, level)
     low, high = sample.shown(found.low), sample.shown(found.high)
-    regressed = low > gate.margin if better_when(gate.metric) < 0 else high < gate.margin
+    margin = max(abs(gate.margin), told.effect)
+    regressed = low > margin if better_when(gate.metric) < 0 else high < -margin
     said = "regressed" if regressed else "no confident regression"
+    if margin > abs(gate.margin):
+        said += f", judged at {margin:.1%}, the smallest change that matters"
     return Judged(str(gate), told.name, bool(regressed), low, high, level, said)

@@ -92,7 +92,7 @@ def engine_with(running: int, case: Case) -> Engine:
     )  # fmt: skip
     recorder = Recorder(Measurement(max_num_seqs=running, num_blocks=blocks))
     engine = Engine(case.policy(), NullExecutor(case.inputs), ListSource(requests), config, VirtualClock(), recorder)
-    while len(engine.ledger.cohort.members) < running:
+    while len(engine.ledger.decode_set.members) < running:
         engine.step()
     return engine
 
@@ -124,7 +124,7 @@ def lookup_costs(tokens: int = 8192) -> tuple[list[float], list[float]]:
     ledger.arrive(first)
     ledger.admit(first, ledger.quote(first), tokens)
     ledger.enter_running(first)
-    first._computed = tokens
+    first.mirror("running", tokens, tokens)
     ledger.publish(first)
     lookups, chains = [], []
     for i in range(200):

@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison, headline
+from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison, Run, headline
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.run.checks import check_arguments
@@ -59,7 +59,7 @@ def run_job(config: DictConfig) -> float | list[float] | None:
     """
     own, sweep = compose.output_directory(), compose.sweep_directory()
     try:
-        directory, verb = made(config)
+        directory, tables, verb = made(config)
     except KeyboardInterrupt:
         print(f"\ninterrupted: what was written can be read in {short(sweep or own)}", file=sys.stderr)
         raise
@@ -68,9 +68,8 @@ def run_job(config: DictConfig) -> float | list[float] | None:
             raise
         print(f"{own.name}: failed: {compose.flat(error)}", file=sys.stderr)
         return worst_of(config)
-    tables = read_run(directory)
     if sweep is None:
-        Comparison.read([directory]).show()
+        Comparison([Run(directory, tables)]).show()
         print(f"in {short(directory)}")
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
@@ -90,8 +89,8 @@ def worst_of(config: DictConfig) -> float | list[float] | None:
         return None
 
 
-def made(config: DictConfig) -> tuple[Path, str]:
-    """The directory of this run, and a word where it was there before. What raises is in its result too."""
+def made(config: DictConfig) -> tuple[Path, RunTables, str]:
+    """This run: where it is, what it left, and a word where it was there before. What raises is in its result too."""
     directory = compose.output_directory()
     try:
         resolved = compose.resolve(config)
@@ -101,16 +100,16 @@ def made(config: DictConfig) -> tuple[Path, str]:
             directory = resume.folder_for(identity, directory, compose.sweep_directory())
         with resume.claimed(directory):
             if resumes and resume.is_done(directory, identity):
-                return directory, "was finished, "
+                return directory, read_run(directory), "was finished, "
             if resumes and (changed := resume.outdated(directory, identity)):
                 print(f"{directory.name}: run again, for {changed} changed")
             resume.start_over(directory)
-            run_config(resolved, directory)
+            tables = run_config(resolved, directory)
             resume.mark_done(directory, identity)
     except Exception as error:
         record_failure(directory, error)
         raise
-    return directory, ""
+    return directory, tables, ""
 
 
 def objective_of(keys: Mapping[str, Any]) -> Objective:
@@ -119,19 +118,21 @@ def objective_of(keys: Mapping[str, Any]) -> Objective:
 
 
 def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
+    """A run and all that is made of its files, which are read once."""
     settings = settings_of(resolved)
     objective_of(resolved["objective"])  # a mistake in it should cost no run
     experiment = experiment_of(resolved, settings)
     tracker = tracker_of(resolved["wandb"], experiment, directory)
     try:
-        tables = experiment.run(directory, progress(experiment.name, settings.progress))
+        experiment.run(directory, progress(experiment.name, settings.progress))
+        tables = read_run(directory)
         if settings.plots and settings.record == "full":
             from schedlab.experiments.analysis.plots import save_all
 
             with drawing(directory):
-                save_all(read_run(directory), directory / "plots")
+                save_all(tables, directory / "plots")
         if settings.record == "full":
-            add_timeline(directory, settings.timeline)
+            add_timeline(tables, directory, settings.timeline)
     except BaseException:
         tracker.finish(None)
         raise
@@ -220,11 +221,10 @@ def compare_sweep(directory: Path, plots: bool) -> bool:
     return not comparison.failed
 
 
-def add_timeline(directory: Path, max_rows: int) -> None:
+def add_timeline(run: RunTables, directory: Path, max_rows: int) -> None:
     """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
     from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
 
-    run = read_run(directory)
     if 0 < len(run.steps["index"]) <= max_rows:
         write_timeline(run, directory / TIMELINE)
 

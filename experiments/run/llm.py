@@ -359,7 +359,7 @@ class AtClient(RunWriter):
 
     def delivered(self, request: EngineRequest, stamps_ns: Sequence[int]) -> None:
         """The consumer has had all that it will have of `request`: its tokens, at these times."""
-        request._first_token_ns = stamps_ns[0] if stamps_ns else None
+        request.see_at_client(stamps_ns[0] if stamps_ns else None)
         if stamps_ns and request.state in ("finished", "length_capped"):
             request.finished_ns = stamps_ns[-1]
         for earlier, later in pairwise(stamps_ns):

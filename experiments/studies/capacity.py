@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from schedlab.experiments.analysis.bounds import shared_tokens
-from schedlab.experiments.analysis.statistics import Interval, interval, pairs_needed, sign_flip
+from schedlab.experiments.analysis.statistics import Interval, interval, pairs_needed
+from schedlab.experiments.analysis.verdicts import EFFECT, verdict_of
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import Experiment
 from schedlab.framework.cost.bounds import Demand, Prices, total_work_ns
@@ -261,20 +262,18 @@ def judge(policy: str, rates: Sequence[float | None], first: Sequence[float | No
         return Capacity(policy, tuple(rates), mean, spread, None, None, None, "not judged", None)
     differences = logs - np.log(np.array(first, dtype=np.float64))
     judged = interval(differences, LEVEL)
-    if judged.low == judged.high == 0:
-        verdict = "equal"
-    else:
-        verdict = ("better" if judged.low > 0 else "worse") if judged.excludes_zero else "inconclusive"
-    change, p = float(np.expm1(differences.mean())), sign_flip(differences)[0]
+    change, bounds = float(np.expm1(differences.mean())), (math.expm1(judged.low), math.expm1(judged.high))
+    verdict = verdict_of(bounds, change, EFFECT, good=1)
     needed = None
     if verdict == "inconclusive":
-        needed = pairs_needed(float(differences.mean()), float(differences.std(ddof=1)), LEVEL)
-    relative = Interval(math.expm1(judged.low), math.expm1(judged.high), judged.method)
-    return Capacity(policy, tuple(rates), mean, spread, change, relative, p, verdict, needed)
+        deviation = float(differences.std(ddof=1))
+        needed = pairs_needed(float(differences.mean()), deviation, LEVEL, at_least=len(differences) + 1)
+    relative = replace(judged, low=bounds[0], high=bounds[1])
+    return Capacity(policy, tuple(rates), mean, spread, change, relative, judged.p, verdict, needed)
 
 
 def exponential(logs: Interval) -> Interval:
-    return Interval(math.exp(logs.low), math.exp(logs.high), logs.method)
+    return replace(logs, low=math.exp(logs.low), high=math.exp(logs.high))
 
 
 def curve_of(bench: Bench, policy: str, rates: Sequence[float], seeds: Sequence[int]) -> Curve:

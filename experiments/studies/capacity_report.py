@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.analysis.table import slo_line
+from schedlab.experiments.analysis.verdicts import EFFECT
 from schedlab.experiments.studies.capacity import Capacity, Study
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def row(found: Capacity) -> list[str]:
     verdict = found.verdict
     if verdict == "inconclusive":
         verdict += f" (about {found.needed:,} replicates needed)" if found.needed else " (more than 10,000 needed)"
+    elif verdict == "small":
+        verdict = f"below {EFFECT:.0%}"
     return [
         found.policy,
         UNKNOWN if found.mean is None else f"{found.mean:.3g}",

@@ -101,9 +101,8 @@ def installed_policies(loader: Any) -> list[str]:
 def measured(config: Any) -> dict[str, Any]:
     """The task of a run: its summary."""
     from schedlab.experiments.run.job import made
-    from schedlab.framework.results.reader import read_run
 
-    return dict(read_run(made(config)[0]).summary)
+    return dict(made(config)[1].summary)
 
 
 def entries(

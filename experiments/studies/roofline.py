@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import GIB, CostExecutor
 from schedlab.framework.cost.roofline import Estimate, Roofline, Timed, Work, estimate
+from schedlab.framework.cost.windows import Window
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig
 
@@ -33,7 +34,7 @@ class Situation:
     num_decodes: int = 0
     context: int = 0
 
-    def work(self, window: int | None = None) -> Work:
+    def work(self, window: Window = None) -> Work:
         if self.count:
             return Work.prefill(self.start, self.count, window=window)
         return Work.total([Work.decode(self.context, window)] * self.num_decodes)
@@ -105,7 +106,7 @@ def roofline(
 
 
 def _situation(situation: Situation, line: Roofline, hardware: Hardware, measured_s: float | None) -> dict[str, Any]:
-    work = situation.work(line.model.sliding_window)
+    work = situation.work(line.window)
     step = estimate(line, hardware, work)
     peaks = {dtype: 2 * peak for dtype, peak in hardware.peak_tflops.items()}
     compute = estimate(line, replace(hardware, peak_tflops=peaks), work)

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedlab.framework.cost.coefficients import FRACTION_BITS, Coefficients
+from schedlab.framework.cost.windows import Mixed, Window, seen_at_most
 from schedlab.framework.request import NS
 
 ROUNDING_NS = 0.501
@@ -140,7 +141,7 @@ class Demand:
     prompt_N: np.ndarray
     output_N: np.ndarray
     hit_N: np.ndarray
-    window: int | None = None
+    window: Window = None
     resumes: bool = True
 
     def __len__(self) -> int:
@@ -157,33 +158,44 @@ class Demand:
         return np.asarray(np.maximum(self.prompt_N - self.hit_N, 1))
 
     def _seen(self, position_N: np.ndarray) -> np.ndarray:
-        """Sum of min(x, window) over x = 1 … position."""
-        p = position_N.astype(np.float64)
-        if self.window is None:
-            return np.asarray(p * (p + 1) / 2)
-        full = np.maximum(p - self.window, 0)
-        within = p - full
-        return np.asarray(within * (within + 1) / 2 + full * self.window)
+        """Sum of the keys that queries at 1 … position see, exact."""
+        shares = self.window.shares if isinstance(self.window, Mixed) else ((self.window, 1),)
+        layers = sum(count for _, count in shares)
+        return np.asarray(sum(count * _summed(position_N, window) for window, count in shares) / layers)
+
+    @property
+    def _rounding(self) -> float:
+        """Keys that rounding a mean over layers takes from a query at most."""
+        return 0.5 if isinstance(self.window, Mixed) else 0.0
 
     @property
     def pairs_N(self) -> np.ndarray:
         """(query, key) pairs of the prompt tokens that must be computed."""
-        return np.asarray(self._seen(self.prompt_N) - self._seen(self.prompt_N - self.computed_N))
+        exact = self._seen(self.prompt_N) - self._seen(self.prompt_N - self.computed_N)
+        return np.asarray(exact - self._rounding * self.computed_N)
 
     @property
     def decoded_keys_N(self) -> np.ndarray:
         """Keys read by the emissions after the first: contexts prompt + 1 … prompt + output - 1."""
         last = np.maximum(self.prompt_N + self.output_N - 1, self.prompt_N)
-        return np.asarray(self._seen(last) - self._seen(self.prompt_N))
+        return np.asarray(self._seen(last) - self._seen(self.prompt_N) - self._rounding * self.decodes_N)
 
     @property
     def prompt_keys_N(self) -> np.ndarray:
         """Keys that the emission of the first token reads."""
-        return self.prompt_N if self.window is None else np.minimum(self.prompt_N, self.window)
+        return np.asarray(seen_at_most(self.prompt_N, np.ones_like(self.prompt_N), self.window))
 
     @property
     def decodes_N(self) -> np.ndarray:
         return np.asarray(np.maximum(self.output_N - 1, 0))
+
+
+def _summed(position_N: np.ndarray, window: int | None) -> np.ndarray:
+    """Sum of min(x, window) over x = 1 … position."""
+    p = position_N.astype(np.float64)
+    full = 0.0 * p if window is None else np.maximum(p - window, 0)
+    within = p - full
+    return np.asarray(within * (within + 1) / 2 + full * (window or 0))
 
 
 def prefill_work_ns(demand: Demand, prices: Prices) -> np.ndarray:

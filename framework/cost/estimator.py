@@ -12,7 +12,8 @@ from typing import Protocol
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import ModelShape, Roofline, attention_reach
+from schedlab.framework.cost.roofline import ModelShape, Roofline
+from schedlab.framework.cost.windows import attention_reach, seen_at_most
 
 
 class Estimator(Protocol):
@@ -61,7 +62,7 @@ class CostEstimator:
     ) -> None:
         roofline = Roofline(model, weight_dtype, kv_cache_dtype, tensor_parallel)
         self._kv_bytes = roofline.kv_bytes_per_token
-        self._window = model.sliding_window
+        self._window = roofline.window
         if profile is None:
             self._coefficients = Coefficients.from_roofline(roofline, hardware)
         else:
@@ -71,8 +72,7 @@ class CostEstimator:
         self, prefill_tokens: int = 0, prefill_start: int = 0, decodes: int = 0, decode_context: int = 0
     ) -> float:
         pairs, keys = attention_reach(prefill_start, prefill_tokens, self._window) if prefill_tokens else (0, 0)
-        if self._window is not None:
-            decode_context = min(decode_context, decodes * self._window)
+        decode_context = seen_at_most(decode_context, decodes, self._window)
         tokens, prefills = prefill_tokens + decodes, int(prefill_tokens > 0)
         rows = decodes + prefills
         shares = self._coefficients.shares_ns(tokens, rows, decodes, prefills, pairs, keys, decode_context, 0)

@@ -22,10 +22,15 @@ UNKNOWN_WITHIN = ("free_blocks", "cached_blocks", "device_us")
 
 
 def rates_of(executor: object) -> dict[str, Any] | None:
-    """What a manifest keeps of the executor of a virtual run; None for one that measures or makes up its durations."""
+    """What a manifest keeps of the executor of a virtual run; None for one that measures or makes up its durations.
+
+    With a profile, the error that it states too: the mean relative one over steps that its fit had not seen.
+    """
     if not isinstance(executor, CostExecutor):
         return None
-    return {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained)}
+    profile = executor.profile
+    stated = {} if profile is None else {"held_out_error": profile.error.held_out_mean}
+    return {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained), **stated}
 
 
 def expanded_steps(run: RunTables) -> Columns:

@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def identity_of(roofline: Roofline, hardware: Hardware) -> dict[str, Any]:
     """What a profile is valid for: machine, dtypes, split and the model's shape."""
-    model = roofline.model
+    model, windows = roofline.model, roofline.model.windows
     return {
         "hardware": hardware.name,
         "weight_dtype": roofline.weight_dtype,
@@ -169,7 +169,7 @@ def identity_of(roofline: Roofline, hardware: Hardware) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "intermediate_size": model.intermediate_size,
         "vocab_size": model.vocab_size,
-        "sliding_window": model.sliding_window,
+        "sliding_window": windows[0] if len(set(windows)) == 1 else list(windows),
     }
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import ModelShape, Roofline, attention_reach, largest, windowed_context
+from schedlab.framework.cost.roofline import ModelShape, Roofline, largest, windowed_context
+from schedlab.framework.cost.windows import attention_reach
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
 
@@ -58,7 +59,7 @@ class CostExecutor:
         self.hardware = hardware
         self.scheduler_us = hardware.scheduler_us  # part of every modelled step, with its share a request on top
         self.vocab_size = model.vocab_size
-        self.window = model.sliding_window
+        self.window = self.roofline.window
         self.jumpable = self.window is None
         self.explained = Coefficients.from_roofline(self.roofline, hardware)
         self.coefficients = self.explained
@@ -164,7 +165,7 @@ class CostExecutor:
             else:
                 pairs += more_pairs
                 keys += more_keys
-            if start + count == request._tokens + request._cadence.tick:
+            if start + count == request.num_tokens:
                 rows += 1
         copied = (len(batch.copies_out) + len(batch.copies_in)) * self._block_bytes
         work = (tokens, rows, decodes, prefills, pairs, keys, context, copied)

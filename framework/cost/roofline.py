@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from schedlab.framework.cost.hardware import Hardware, Route, Unit
+from schedlab.framework.cost.windows import Window, attention_reach, layers_window, seen
 from schedlab.framework.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ModelShape(Protocol):
     @property
     def qk_norm(self) -> bool: ...
     @property
-    def sliding_window(self) -> int | None: ...
+    def windows(self) -> tuple[int | None, ...]: ...
 
 
 def nbytes(elements: int, dtype: str) -> int:
@@ -86,7 +87,7 @@ class Work:
     copied_bytes: int = 0
 
     @classmethod
-    def prefill(cls, start: int, count: int, emits: bool = True, window: int | None = None) -> Work:
+    def prefill(cls, start: int, count: int, emits: bool = True, window: Window = None) -> Work:
         """`count` tokens from position `start`; `emits` unless the chunk is an inner one. One token is a decode."""
         pairs, keys = attention_reach(start, count, window)
         if count == 1:
@@ -94,12 +95,12 @@ class Work:
         return cls(tokens=count, rows=int(emits), prefills=1, prefill_pairs=pairs, prefill_keys=keys)
 
     @classmethod
-    def decode(cls, context: int, window: int | None = None) -> Work:
+    def decode(cls, context: int, window: Window = None) -> Work:
         """One token of a sequence that holds `context` tokens after the step."""
-        return cls(tokens=1, rows=1, decodes=1, decode_keys=context if window is None else min(context, window))
+        return cls(tokens=1, rows=1, decodes=1, decode_keys=seen(context, window))
 
     @classmethod
-    def of_batch(cls, batch: Batch, block_bytes: int, window: int | None = None) -> Work:
+    def of_batch(cls, batch: Batch, block_bytes: int, window: Window = None) -> Work:
         """The work of a batch before it is committed; `block_bytes` of one block."""
         parts = [
             cls.prefill(start, count, start + count == request.num_tokens, window)
@@ -118,23 +119,9 @@ class Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-def attention_reach(start: int, count: int, window: int | None = None) -> tuple[int, int]:
-    """(query, key) pairs and distinct keys of `count` causal queries from `start`, each seeing a `window` at most.
-
-    A query sees its own key and those before it.
-    """
-    stop = start + count
-    pairs = count * start + count * (count + 1) // 2
-    if window is None or stop <= window:
-        return pairs, stop
-    full = min(count, stop - window)  # the last `full` queries see a whole window
-    pairs = full * window + (count - full) * start + (count - full) * (count - full + 1) // 2
-    return pairs, min(stop, window - 1 + count)
-
-
-def windowed_context(batch: Batch, window: int, ahead: int = 0) -> int:
+def windowed_context(batch: Batch, window: Window, ahead: int = 0) -> int:
     """Keys that the decodes of `batch`, `ahead` steps on, read under a sliding window, the query's own included."""
-    return sum(min(request.num_computed_tokens + 1 + ahead, window) for request in batch.decodes)
+    return sum(seen(request.num_computed_tokens + 1 + ahead, window) for request in batch.decodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +187,11 @@ class Roofline:
                 f"tensor_parallel: {degree} does not divide {model.num_attention_heads} attention heads, {kv_heads} "
                 f"key-value heads and an intermediate size of {model.intermediate_size}"
             )
+
+    @property
+    def window(self) -> Window:
+        """What the model's queries see."""
+        return layers_window(self.model.windows)
 
     @property
     def activation_dtype(self) -> str:

@@ -1,16 +1,14 @@
-"""Shapes of the supported decoders, from a preset or from a checkpoint's config.json.
+"""Shapes of the supported decoders: what a model consists of, its parameters, and the bytes of a token's KV cache.
 
-Knows what a model consists of, how many parameters it has and what a token of its KV cache weighs; knows nothing of
-tensors (it imports no torch) and nothing of speed.
+A preset's keys become one here, a checkpoint's config.json in `hf.py`. Imports no torch.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from schedlab.framework.errors import ModelError
 
@@ -31,12 +29,39 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every rotary frequency divided by `factor` (arXiv:2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Frequencies that turn less than `beta_slow` times in the original length divided by `factor`, those that turn
+    more than `beta_fast` times kept, a ramp between, its ends whole numbers of pairs if `truncate`; cos and sin times
+    `attention_factor` (arXiv:2309.00071)."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+Scaling: TypeAlias = RopeScaling | LinearScaling | YarnScaling
+SCALINGS: Mapping[str, type[Scaling]] = {"llama3": RopeScaling, "linear": LinearScaling, "yarn": YarnScaling}
+"""By `rope_type`; a preset that names none means llama3."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder's shape; field names are those of Hugging Face's config.json where it has them.
 
-    `dtype` is the dtype of the weights as published (or drawn); what the engine computes in is the executor's choice.
-    `sliding_window` counts keys including the query's own, None for full attention. `qkv_bias` and `qk_norm` are what
-    Qwen2 and Qwen3 add.
+    dtype            of the weights as published (or drawn); what the engine computes in is the executor's choice
+    sliding_window   keys that a query sees, its own included, in every layer; None for all
+    layer_windows    the same layer by layer, where layers differ; empty where they do not
+    qkv_bias, qk_norm    what Qwen2 and Qwen3 add
     """
 
     architecture: str
@@ -49,12 +74,13 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    layer_windows: tuple[int | None, ...] = ()
     dtype: str = "bfloat16"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -70,10 +96,23 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"model.head_dim: expected an even number, found {self.head_dim}")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ModelError(f"model.sliding_window: expected null or at least 1, found {self.sliding_window}")
+        self._check_windows()
         if self.dtype not in DTYPE_BYTES:
             raise ModelError(f"model.dtype: expected one of {', '.join(DTYPE_BYTES)}, found {self.dtype}")
+
+    def _check_windows(self) -> None:
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ModelError(f"model.sliding_window: expected null or at least 1, found {self.sliding_window}")
+        for window in self.layer_windows:
+            if window is not None and window < 1:
+                raise ModelError(f"model.layer_windows: expected each null or at least 1, found {window}")
+        if self.layer_windows and len(self.layer_windows) != self.num_hidden_layers:
+            raise ModelError(
+                f"model.layer_windows: expected one for each of {self.num_hidden_layers} layers, "
+                f"found {len(self.layer_windows)}"
+            )
+        if self.layer_windows and self.sliding_window is not None:
+            raise ModelError("model.sliding_window: expected null beside layer_windows, found both")
 
     @classmethod
     def from_mapping(cls, keys: Mapping[str, Any]) -> ModelConfig:
@@ -83,8 +122,9 @@ class ModelConfig:
             raise ModelError(f"model.{unknown[0]}: no such key; expected some of {', '.join(sorted(known))}")
         values = dict(keys)
         if values.get("rope_scaling") is not None:
-            values["rope_scaling"] = RopeScaling(**values["rope_scaling"])
-        values["eos_token_ids"] = tuple(values.get("eos_token_ids") or ())
+            values["rope_scaling"] = scaling_of(dict(values["rope_scaling"]))
+        for name in ("eos_token_ids", "layer_windows"):
+            values[name] = tuple(values.get(name) or ())
         try:
             return cls(**values)
         except TypeError as error:
@@ -93,8 +133,14 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, directory: str | Path) -> ModelConfig:
         """From a Hugging Face model directory; an architecture or variant we do not compute is a ModelError."""
-        path = Path(directory) / "config.json"
-        return _from_hf(read_json(path), path)
+        from schedlab.framework.model.hf import read_config
+
+        return read_config(Path(directory) / "config.json")
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        return self.layer_windows or (self.sliding_window,) * self.num_hidden_layers
 
     @property
     def group_size(self) -> int:
@@ -132,114 +178,13 @@ _SIZES = (
     "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 
-_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model directory, or a ModelError of one line."""
+def scaling_of(keys: dict[str, Any]) -> Scaling:
+    """From a preset's mapping; `rope_type` says which."""
+    kind = keys.pop("rope_type", "llama3")
+    if kind not in SCALINGS:
+        raise ModelError(f"model.rope_scaling.rope_type: expected one of {', '.join(SCALINGS)}, found {kind}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: expected a readable file of a Hugging Face model, found: {error.strerror}") from None
-    except ValueError as error:
-        raise ModelError(f"{path}: expected JSON, found: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(content).__name__}")
-    return content
-
-
-def _from_hf(hf: dict[str, Any], path: Path) -> ModelConfig:
-    architecture = _architecture(hf, path)
-    _refuse_variants(hf, path)
-    heads = _required(hf, "num_attention_heads", path)
-    hidden = _required(hf, "hidden_size", path)
-    rope = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
-    try:
-        return ModelConfig(
-            architecture=architecture,
-            hidden_size=hidden,
-            num_hidden_layers=_required(hf, "num_hidden_layers", path),
-            num_attention_heads=heads,
-            num_key_value_heads=hf.get("num_key_value_heads") or heads,
-            head_dim=hf.get("head_dim") or hidden // heads,
-            intermediate_size=_required(hf, "intermediate_size", path),
-            vocab_size=_required(hf, "vocab_size", path),
-            max_position_embeddings=_required(hf, "max_position_embeddings", path),
-            rope_theta=float(rope.get("rope_theta") or hf.get("rope_theta") or 10_000.0),
-            rope_scaling=_rope_scaling(rope, path),
-            rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
-            tie_word_embeddings=hf.get("tie_word_embeddings", False),
-            qkv_bias=architecture == "qwen2",
-            qk_norm=architecture == "qwen3",
-            sliding_window=_sliding_window(hf, architecture, path),
-            dtype=str(hf.get("dtype") or hf.get("torch_dtype") or "float32"),
-            bos_token_id=hf.get("bos_token_id"),
-            eos_token_ids=_eos_token_ids(hf, path.with_name("generation_config.json")),
-        )
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
-
-
-def _architecture(hf: dict[str, Any], path: Path) -> str:
-    names = hf.get("architectures") or [hf.get("model_type", "nothing")]
-    for name in names:
-        if name in _ARCHITECTURES:
-            return _ARCHITECTURES[name]
-    raise ModelError(f"{path}: architectures: expected one of {', '.join(_ARCHITECTURES)}, found {', '.join(names)}")
-
-
-def _required(hf: dict[str, Any], key: str, path: Path) -> Any:
-    if hf.get(key) is None:
-        raise ModelError(f"{path}: {key}: expected a value, found none")
-    return hf[key]
-
-
-def _refuse_variants(hf: dict[str, Any], path: Path) -> None:
-    computed: dict[str, tuple[Any, ...]] = {
-        "hidden_act": ("silu",),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "quantization_config": (None,),
-        "partial_rotary_factor": (1.0,),
-    }
-    for key, values in computed.items():
-        if (found := hf.get(key)) is not None and found not in values:
-            raise ModelError(f"{path}: {key}: expected {values[0]} (nothing else is supported), found {found}")
-
-
-def _rope_scaling(rope: dict[str, Any], path: Path) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ModelError(f"{path}: rope_type: expected default or llama3, found {kind}")
-    names = [field.name for field in fields(RopeScaling)]
-    return RopeScaling(**{name: _required(rope, name, path) for name in names})
-
-
-def _sliding_window(hf: dict[str, Any], architecture: str, path: Path) -> int | None:
-    window: int | None = hf.get("sliding_window")
-    if architecture == "llama" or (architecture.startswith("qwen") and not hf.get("use_sliding_window", False)):
-        return None
-    if architecture == "mistral" or window is None:
-        return window
-    layers: int = hf["num_hidden_layers"]
-    full = hf.get("max_window_layers", layers)  # layers before it attend to everything
-    if full >= layers:
-        return None
-    if full > 0:
-        raise ModelError(f"{path}: max_window_layers: expected 0 or at least {layers} (no mixed layers), found {full}")
-    return window
-
-
-def _eos_token_ids(hf: dict[str, Any], generation_path: Path) -> tuple[int, ...]:
-    generation = read_json(generation_path) if generation_path.exists() else {}
-    ids: dict[int, None] = {}
-    for found in (hf.get("eos_token_id"), generation.get("eos_token_id")):
-        ids.update(dict.fromkeys(found if isinstance(found, list) else [] if found is None else [found]))
-    return tuple(ids)
+        return SCALINGS[kind](**keys)
+    except TypeError as error:
+        raise ModelError(f"model.rope_scaling: {error}") from None

@@ -92,7 +92,10 @@ class Decoder:
         wide = torch.float64 if weights.norm_H.dtype == torch.float64 else torch.float32
         self._cos, self._sin = (t.to(device, wide) for t in rope_tables(config, config.max_position_embeddings))
         self._embed_VH = weights.embed_VH
-        self._layers = tuple(Layer(config, layer, kernels, linear, rows) for layer in weights.layers)
+        self._layers = tuple(
+            Layer(config, window, layer, kernels, linear, rows)
+            for window, layer in zip(config.windows, weights.layers, strict=True)
+        )
         self._norm_H = weights.norm_H.to(rows)
         self._lm_head = (head or linear)(weights.lm_head_VH, None)
         self._rows = rows
@@ -117,9 +120,16 @@ class Layer:
     """Attention and gated feed-forward, each behind a norm and added to the residual."""
 
     def __init__(
-        self, config: ModelConfig, weights: LayerWeights, kernels: Kernels, linear: MakeLinear, rows: torch.dtype
+        self,
+        config: ModelConfig,
+        window: int | None,
+        weights: LayerWeights,
+        kernels: Kernels,
+        linear: MakeLinear,
+        rows: torch.dtype,
     ) -> None:
         self._config = config
+        self._window = window
         self._kernels = kernels
         self._scale = config.head_dim**-0.5
         self._input_norm_H, self._post_norm_H, self._q_norm_D, self._k_norm_D = (
@@ -165,7 +175,7 @@ class Layer:
         return self._o(out_THD.flatten(1))
 
     def _attend(self, q_THD: Tensor, span: Span, cache: KVCache, out_THD: Tensor) -> None:
-        tables, contexts, window = span.block_tables_NB, span.context_lens_N, self._config.sliding_window
+        tables, contexts, window = span.block_tables_NB, span.context_lens_N, self._window
         if span.decode:
             self._kernels.decode_attention(
                 q_THD, *cache, tables, contexts, scale=self._scale, window=window, out=out_THD

@@ -1,4 +1,4 @@
-"""Tables of the rotary position embedding. Knows positions and frequencies, not who is rotated."""
+"""Tables of the rotary position embedding, and the ways in which it is stretched to longer contexts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from schedlab.framework.model.config import ModelConfig, RopeScaling
+from schedlab.framework.model.config import LinearScaling, ModelConfig, RopeScaling, Scaling, YarnScaling
 
 
 def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
@@ -15,17 +15,39 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 
     The products are rounded to float32 as in the reference implementations: models were trained with that.
     """
+    scaling = config.rope_scaling
     lanes = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    frequencies = 1.0 / config.rope_theta ** (lanes / config.head_dim)
-    if config.rope_scaling is not None:
-        frequencies = _stretched(frequencies, config.rope_scaling)
+    frequencies = _scaled(1.0 / config.rope_theta ** (lanes / config.head_dim), scaling, config.rope_theta)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos(), angles.sin()
+    size = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+    return angles.cos() * size, angles.sin() * size
 
 
-def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow waves are slowed by `factor`, fast ones kept, those between blended (arXiv:2407.21783; Llama 3.1's code)."""
+def _scaled(frequencies: Tensor, scaling: Scaling | None, theta: float) -> Tensor:
+    if scaling is None:
+        return frequencies
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
+    kept = _fast(frequencies, scaling) if isinstance(scaling, RopeScaling) else _many_turns(frequencies, scaling, theta)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def _fast(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Share of each frequency that is kept: none of slow waves, all of fast ones (arXiv:2407.21783; Llama 3.1)."""
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+    return kept.clamp(0, 1)
+
+
+def _many_turns(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    """Share of each frequency that is kept, a ramp over the pairs' numbers (arXiv:2309.00071, section 3.2)."""
+    last = 2 * len(frequencies) - 1
+    low, high = (
+        len(frequencies) * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, last)
+    pairs = torch.arange(len(frequencies), dtype=torch.float32)
+    return 1 - ((pairs - low) / ((high - low) or 0.001)).clamp(0, 1)

@@ -6,6 +6,7 @@ imported when a tokenizer is loaded.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,25 +23,34 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
-    """The tokenizer of the model at `path`. With `vocab_size`, ModelError if it has tokens that the model has not."""
+    """The tokenizer of the model at `path`.
+
+    With `vocab_size`, a warning if it has tokens that the model has not, and a ModelError for a text that uses one.
+    """
 
     def __init__(self, path: str | Path, vocab_size: int | None = None) -> None:
         self.directory = model_directory(path)
         self._tokenizer = _load(self.directory)
+        self._vocab_size = vocab_size
         highest = max(self._tokenizer.get_vocab().values(), default=-1)
         if vocab_size is not None and highest >= vocab_size:
-            raise ModelError(
-                f"{self.directory}: the tokenizer does not fit the model: expected token ids below its vocab_size of "
-                f"{vocab_size}, found {highest}"
+            warnings.warn(
+                f"{self.directory}: the tokenizer has token ids up to {highest}, the model {vocab_size}: a text that "
+                "uses one beyond is refused",
+                stacklevel=2,
             )
 
     def encode(self, prompt: str | Messages, chat: bool = False) -> list[int]:
         """Token ids of a text as it is, or as a user's message if `chat`; of a conversation, ready for the answer."""
-        if not isinstance(prompt, str):
-            return self._encode_chat(prompt)
-        if chat:
-            return self._encode_chat([{"role": "user", "content": prompt}])
-        ids: list[int] = self._tokenizer.encode(prompt)
+        if isinstance(prompt, str) and not chat:
+            ids: list[int] = self._tokenizer.encode(prompt)
+        else:
+            ids = self._encode_chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        if self._vocab_size is not None and (highest := max(ids, default=-1)) >= self._vocab_size:
+            raise ModelError(
+                f"{self.directory}: the tokenizer does not fit the model: expected token ids below its vocab_size of "
+                f"{self._vocab_size}, found {highest} in this text"
+            )
         return ids
 
     def _encode_chat(self, messages: Messages) -> list[int]:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from schedlab.framework.errors import ModelError
-from schedlab.framework.model.config import ModelConfig, read_json
+from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.hf import read_json
 
 Shape = tuple[int, ...]
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import EngineRequest, to_ns
@@ -33,9 +33,6 @@ from schedlab.framework.results.tables import (
 )
 from schedlab.framework.results.token_gaps import TokenGaps
 from schedlab.framework.results.vllm_bench import vllm_bench
-
-if TYPE_CHECKING:
-    from schedlab.framework.fast_forward import StandingCost
 
 _SLO, _MAX_TOKENS = list(REQUESTS).index("slo"), list(REQUESTS).index("max_tokens")
 
@@ -115,10 +112,6 @@ class Recorder:
         """The same for each of several steps with equally many such tokens."""
         self._gaps.add_each(gaps_ns, count)
 
-    def even_gaps(self, count: int, cost: StandingCost, context: int, steps: int) -> None:
-        """The same for `steps` steps of `count` such tokens each, which take what `cost` says, from `context` on."""
-        self._gaps.add_even(count, cost, context, steps)
-
     def request(self, request: EngineRequest) -> None:
         """A request reached its terminal state."""
         buffer = self._request_buffer
@@ -169,7 +162,6 @@ class Recorder:
         requests, self._request_buffer = self._request_buffer, []
         demanded, self._demanded_buffer = self._demanded_buffer, []
         decisions = self._decisions.take()
-        self._gaps.fold()
         if steps:
             self._fold_steps(steps)
         if self._free_buffer:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 
+from hypothesis.strategies import SearchStrategy
+
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
@@ -24,7 +26,7 @@ from schedlab.framework.testing.report import PROPERTIES, Report, Status, Verdic
 from schedlab.framework.testing.reproduction import program
 from schedlab.framework.testing.search import Effort, Search
 from schedlab.framework.testing.steady import Wait, gaps, waits
-from schedlab.framework.testing.strategies import cases
+from schedlab.framework.testing.strategies import cases, squeezes
 
 Make = Callable[[], Policy]
 BEHAVIOUR = ("rules", "stalls", "audit", "streams", "livelock", "churn")
@@ -144,12 +146,13 @@ class Trial:
     def behaves(self, against: Mapping[str, Make]) -> None:
         """Look for a case against each of BEHAVIOUR; after a find, for one against another."""
         wanted, tried = set(BEHAVIOUR) & set(self.only), 0
-        while wanted:
-            search = self._search(partial(behave, references=against), wanted, 0.45)
-            tried += search.tried
-            if search.violation is None:
-                break
-            wanted.discard(search.violation.name)
+        for strategy, share in ((cases(), 0.3), (squeezes(), 0.3)):
+            found = True
+            while wanted and found:
+                search = self._search(partial(behave, references=against), wanted, share, strategy)
+                tried += search.tried
+                found = search.violation is not None
+                wanted -= {search.violation.name} if search.violation is not None else set()
         for name in BEHAVIOUR:
             self.say(name, "pass", f"{tried} traces")
 
@@ -173,8 +176,15 @@ class Trial:
         where = f"in this process only: the policy {why_not}" if why_not else "and other processes' hash seeds"
         self.say("determinism", "pass", f"{tried} traces, {where}")
 
-    def _search(self, check: Callable[[Subject, Case], object], wanted: set[str], share: float) -> Search:
-        search = Search(partial(check, self.subject), self.effort.share(share), frozenset(wanted)).run(cases())
+    def _search(
+        self,
+        check: Callable[[Subject, Case], object],
+        wanted: set[str],
+        share: float,
+        strategy: SearchStrategy[Case] | None = None,
+    ) -> Search:
+        search = Search(partial(check, self.subject), self.effort.share(share), frozenset(wanted))
+        search.run(cases() if strategy is None else strategy)
         if search.violation is not None and search.found is not None:
             self.accuse(search.violation, search.found)
         return search

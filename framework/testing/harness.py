@@ -97,7 +97,7 @@ class Outcome:
                 r.request_id,
                 r.state,
                 r.first_scheduled_ns,
-                r._first_token_ns,
+                r.first_token_ns,
                 r.finished_ns,
                 r.num_preemptions,
                 r.cached_tokens,

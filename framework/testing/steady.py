@@ -106,7 +106,7 @@ class Steady:
 
     def finished(self, request: EngineRequest, now_ns: int) -> None:
         if request.client == "hot":
-            self.ended += request._arrival_ns > self.victim.visible_ns
+            self.ended += request.arrival_ns > self.victim.visible_ns
             self._next(now_ns)
 
 

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -90,6 +91,32 @@ def cases(max_bursts: int = 10) -> st.SearchStrategy[Case]:
         st.sampled_from(ODD),
     )
     return st.builds(_case, st.lists(burst, min_size=1, max_size=max_bursts), _engines())
+
+
+def squeezes() -> st.SearchStrategy[Case]:
+    """Long answers that fill the pool, and short ones of any priority that come in step after step: who is admitted in
+    one step has to make way in the next.
+    """
+    return st.builds(_squeeze, st.integers(0, 1 << 32), st.integers(4, 16))
+
+
+def _squeeze(seed: int, count: int) -> Case:
+    draw, trace = Random(seed), []  # hypothesis repeats itself too much for what one case in fifty brings out
+    for i in range(draw.randint(2, 3)):
+        trace.append(Spec(f"r{i}", i * MS, draw.choice([60, 4, 30]), 60))
+    now = draw.choice([4, 36, 45]) * MS
+    engine: dict[str, Any] = {
+        "block_size": 16,
+        "num_blocks": draw.choice([9, 9, 11]),
+        "max_num_batched_tokens": 256,
+        "audit_every": 64,
+    }
+    engine["swap_space_gib"] = draw.choice([0, 400]) * 8 / (1 << 30)
+    for _ in range(count):
+        now += draw.randint(1, 3) * MS
+        prompt, output, priority = draw.choice([4, 40, 80]), draw.choice([1, 2, 4, 40]), draw.randint(0, 2)
+        trace.append(Spec(f"r{len(trace)}", now, prompt, output, priority=priority))
+    return Case(tuple(trace), engine)
 
 
 def _engines() -> st.SearchStrategy[dict[str, Any]]:

@@ -2,11 +2,19 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from faulty import MORE, NAMED, PingPong, ShortestFirst, Sound
 
+from schedlab.framework.testing.behaviour import behave
+from schedlab.framework.testing.case import Subject
+from schedlab.framework.testing.search import Effort, Search
+from schedlab.framework.testing.strategies import squeezes
+from schedlab.policies import common, ranking
+from schedlab.policies.multilevel_feedback import MultilevelFeedback
+from schedlab.policies.priority import Priority
 from schedlab.testing import assert_conforms, check
 
 SLOW = {"FullUntilAFinish", "AdmitsOneChunk", "SharedState", "RestsOnTheClock", "GrantsThePreempted"}
@@ -30,6 +38,18 @@ def test_a_fault_is_caught_by_name(fault):
 @pytest.mark.parametrize("fault", MORE, ids=lambda fault: fault.__name__)
 def test_more_faults_are_caught_by_name(fault):
     caught(fault, *MORE[fault])
+
+
+@pytest.mark.parametrize("kind, seed", [(Priority, 20), (MultilevelFeedback, 8)])
+def test_the_kit_reaches_a_victim_that_would_fit_again_in_its_step(kind, seed, monkeypatch):
+    """Without the guard a queue whose entries go stale unseen hands out who has just made way."""
+    monkeypatch.setattr(ranking, "may_be_admitted", lambda step, request: True)
+    monkeypatch.setattr(common, "may_be_admitted", lambda step, request: request not in step.prefilling)
+    effort = Effort(seconds=100.0, cases=400, seed=seed, shrink_s=0.1)
+    search = Search(partial(behave, Subject(kind)), effort, {"rules"}).run(squeezes())
+    assert "was preempted in this step and cannot be granted in it" in str(search.violation)
+    monkeypatch.undo()
+    assert behave(Subject(kind), search.found)
 
 
 def test_what_the_faults_are_made_of_is_sound():

@@ -55,7 +55,7 @@ def smollm(model: Callable[[str], ModelConfig]) -> ModelConfig:
 
 def _request(num_tokens: int, computed: int) -> EngineRequest:
     request = EngineRequest("r", 0, num_tokens, TokenContent([]))
-    request._computed = computed
+    request._base_computed = computed
     return request
 
 

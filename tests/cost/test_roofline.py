@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from schedlab.framework.batch import Batch
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import ModelShape, Part, Roofline, Work, attention_reach, estimate
+from schedlab.framework.cost.roofline import ModelShape, Part, Roofline, Work, estimate
+from schedlab.framework.cost.windows import Mixed, attention_reach, layers_window, seen
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig
 
@@ -72,6 +73,19 @@ def test_sizes_agree_with_the_parameter_count(model: Callable[[str], ModelConfig
 def test_attention_reach_by_brute_force(start: int, count: int, window: int | None) -> None:
     seen = [range(max(0, q - window + 1) if window else 0, q + 1) for q in range(start, start + count)]
     assert attention_reach(start, count, window) == (sum(map(len, seen)), len(set().union(*seen)))
+
+
+@given(
+    windows=st.lists(st.none() | st.integers(1, 60), min_size=1, max_size=5),
+    start=st.integers(0, 80), count=st.integers(1, 40),
+)  # fmt: skip
+def test_layers_of_several_windows_count_as_their_mean(windows: list[int | None], start: int, count: int) -> None:
+    window = layers_window(tuple(windows))
+    each = [attention_reach(start, count, one) for one in windows]
+    for found, exact in zip(attention_reach(start, count, window), zip(*each, strict=True), strict=True):
+        assert abs(found - sum(exact) / len(windows)) <= 0.5
+    assert abs(seen(start + 1, window) - sum(seen(start + 1, one) for one in windows) / len(windows)) <= 0.5
+    assert isinstance(window, Mixed) == (len(set(windows)) > 1)
 
 
 @given(st.integers(1, 3_000), st.integers(1, 3_000), st.none() | st.integers(1, 2_000))

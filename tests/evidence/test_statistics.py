@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -17,7 +16,7 @@ from schedlab.experiments.analysis.statistics import (
     holm_intervals,
     interval,
     pairs_needed,
-    sign_flip,
+    power,
     t_cdf,
     t_interval,
     t_quantile,
@@ -89,26 +88,35 @@ def test_no_gate_fires_on_equals_more_often_than_its_level(pairs, margin):
     assert (low > margin).mean() <= level + 3 * math.sqrt(level * (1 - level) / DRAWS)
 
 
-@given(st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, max_size=9))
-def test_sign_flips_are_enumerated(values):
-    differences = np.array(values)
-    sums = [abs(np.dot(signs, differences)) for signs in itertools.product([1, -1], repeat=len(values))]
-    expected = np.mean([total >= abs(differences.sum()) - 1e-9 for total in sums])
-    p, smallest = sign_flip(differences)
-    assert p == pytest.approx(expected, abs=1e-12) and smallest == 2 / 2 ** len(values)
+@pytest.mark.parametrize("pairs", [2, 4, 8, 16, 20])
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.995])
+def test_an_interval_excludes_0_where_its_p_is_at_most_what_is_left_to_its_level(pairs, level):
+    rng = np.random.default_rng(pairs)
+    for draw in range(25):
+        differences = rng.exponential(size=pairs) - 1 + rng.choice([0, 0.3, 1]) * (draw % 2)
+        found = interval(differences, level)
+        touching = interval(differences, 1 - found.p)
+        assert found.excludes_zero == (found.p <= 1 - level)
+        assert min(abs(touching.low), abs(touching.high)) < 1e-6 or found.p <= 0.01
 
 
-def test_random_flips_of_many_pairs_agree_with_all_of_them():
-    differences = np.random.default_rng(0).normal(0.3, 1, size=20)
-    exact, _ = sign_flip(differences)
-    doubled, smallest = sign_flip(np.concatenate([differences, np.zeros(5)]))  # whose sums are the same
-    assert doubled == pytest.approx(exact, abs=0.02) and smallest == 1e-4
+def test_p_of_student_is_that_of_the_tables():
+    rng = np.random.default_rng(0)
+    for df, (at_5, at_1) in PUBLISHED.items():
+        for t, p in ((at_5, 0.05), (at_1, 0.01)):
+            if df + 1 < BOOTSTRAP_FROM:
+                draw = rng.normal(size=df + 1)
+                centred = draw - draw.mean()
+                differences = centred + t * centred.std(ddof=1) / math.sqrt(df + 1)
+                assert interval(differences).p == pytest.approx(p, rel=2e-3)
 
 
-def test_p_of_equals_is_uniform():
-    draws = np.random.default_rng(1).normal(size=(2000, 8))
-    p = np.array([sign_flip(draw)[0] for draw in draws])
-    assert 0.035 <= (p <= 0.05).mean() <= 0.06  # p moves in steps of 2 / 256
+@pytest.mark.parametrize("pairs", [8, 16])
+def test_p_of_equals_is_uniform(pairs):
+    draws = np.random.default_rng(1).normal(size=(400, pairs))
+    p = np.array([interval(draw).p for draw in draws])
+    for share in (0.05, 0.5):
+        assert abs((p <= share).mean() - share) <= 3 * math.sqrt(share * (1 - share) / len(p))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.2))
@@ -157,3 +165,23 @@ def test_so_many_pairs_do_as_were_said_to_be_needed(mean, deviation):
     low, high = t_interval(draws)
     assert 0.77 <= ((low > 0) | (high < 0)).mean() <= 0.84
     assert pairs_needed(0.0, 1.0) is None and pairs_needed(1e-6, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "level", "needed"),
+    [(-0.38, 0.107, 0.9944, 5), (-0.38, 0.107, 0.95, 3), (-0.38, 0.2, 0.9944, 8), (1.0, 1.0, 0.95, 10)],
+)
+def test_pairs_that_are_needed_are_those_of_the_noncentral_t(mean, deviation, level, needed):
+    """The last as in any table of sample sizes of the paired t test: effect 1, power 0.8."""
+    assert pairs_needed(mean, deviation, level) == needed
+    assert power(mean / deviation, needed - 1, level) < 0.8 <= power(mean / deviation, needed, level)
+    assert pairs_needed(mean, deviation, level, at_least=needed + 3) == needed + 3
+
+
+@pytest.mark.parametrize(
+    ("effect", "pairs", "level"), [(3.55, 4, 0.9944), (0.3, 5, 0.95), (5.0, 2, 0.95), (0.1, 90, 0.9)]
+)
+def test_power_is_how_often_an_interval_excludes_0(effect, pairs, level):
+    low, high = t_interval(np.random.default_rng(0).normal(effect, 1, size=(40_000, pairs)), level)
+    assert power(effect, pairs, level) == pytest.approx(((low > 0) | (high < 0)).mean(), abs=0.008)
+    assert power(-effect, pairs, level) == pytest.approx(power(effect, pairs, level))

@@ -14,9 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from fake_runs import fake_run, offered, sweep
 
+from schedlab.experiments.analysis import verdicts as judging
 from schedlab.experiments.analysis.compare import markdown, place_of, show, write
 from schedlab.experiments.analysis.statistics import t_quantile
-from schedlab.experiments.analysis.verdicts import Gate, better_when, compare_runs
+from schedlab.experiments.analysis.verdicts import Gate, Judging, Paired, better_when, compare_runs
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.metrics import SUMMARY_KEYS
@@ -77,7 +78,7 @@ def test_replicates_are_paired_whatever_their_order(tmp_path):
     assert (found.low, found.high) == pytest.approx(
         (math.expm1(differences.mean() - half), math.expm1(differences.mean() + half))
     )
-    assert found.p == found.p_smallest == 2 / 32
+    assert found.p == found.p_holm <= 0.05
 
 
 def test_sixteen_pairs_are_bootstrapped(tmp_path):
@@ -219,6 +220,51 @@ def test_the_family_is_corrected_and_the_primary_metric_is_not(tmp_path):
     assert max(found.level for found in family) == pytest.approx(1 - 0.05 / 4)
 
 
+@pytest.mark.parametrize("pairs", [4, 8, 16])
+def test_a_verdict_and_the_p_beside_it_say_the_same(pairs):
+    """Families of metrics that share their noise, some without an effect, some with one of a few deviations."""
+    rng = np.random.default_rng(pairs)
+    metrics = [key for key in SUMMARY_KEYS if better_when(key)][:8]
+    for _ in range(20):
+        shared, samples = rng.normal(size=pairs), []
+        for place, metric in enumerate(metrics):
+            difference = 0.1 * (rng.normal(size=pairs) + shared + rng.choice([0, 0, 1, 3]) * (place % 2))
+            samples.append(Paired(metric, tuple(np.exp(difference)), (1.0,) * pairs))
+        for found in judging.judge(samples, Judging(metrics[0], effect=0.0)):
+            assert (found.verdict in ("better", "worse")) == (found.p_holm <= 0.05) and found.p_holm >= found.p
+
+
+def test_what_is_known_and_smaller_than_what_matters_is_no_verdict(tmp_path):
+    sweep(tmp_path, {"fcfs": BASE, "other": times(1.001, noise=0.0001)})
+    verdicts = judge(tmp_path, gates=["ttft/mean +0%"])
+    _, found = only(verdicts)
+    assert found.verdict == "small" and found.p_holm < 0.05 and not verdicts.regressed
+    assert "judged at 1.0%" in verdicts.gates[0].reason
+    assert "below 1.0%" in markdown(verdicts)
+    asked = judge(tmp_path, gates=["ttft/mean +0%"], effect=0.0005)
+    assert only(asked)[1].verdict == "worse" and asked.regressed
+
+
+def test_bounds_within_what_matters_are_an_answer_too(tmp_path):
+    sweep(tmp_path, {"fcfs": BASE, "other": times(1.0, noise=0.002)})
+    _, found = only(judge(tmp_path))
+    assert found.low < 0 < found.high and found.verdict == "small" and found.needed is None
+
+
+def test_nothing_matters_that_the_clock_cannot_tell(tmp_path):
+    sweep(tmp_path, {"fcfs": BASE, "other": times(1.05, noise=0.001)})
+    assert only(judge(tmp_path))[1].verdict == "worse"
+    for path in tmp_path.rglob("manifest.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"cost": {"held_out_error": 0.08}}))
+    answer, found = only(judge(tmp_path))
+    assert found.verdict == "small" and answer.effect == 0.08 and "8.0%" in answer.notes[0]
+
+
+def test_a_difference_matters_by_the_larger_side():
+    sample = Paired("preemptions/recompute", (0.0, 400.0), (0.0, 404.0))
+    assert sample.scale == "difference" and sample.mattering(0.01) == pytest.approx(2.02)
+
+
 # ---- gates ----
 
 
@@ -270,7 +316,7 @@ def test_files_and_terminal_say_the_same(tmp_path, capsys):
     for words in (
         "other against fcfs",
         "third against fcfs",
-        "at least 0.062 with so many pairs",
+        "changes below 1 % do not matter",
         "gate ttft/mean +5%",
     ):
         assert words in said and words in text

@@ -7,6 +7,7 @@ from pathlib import Path
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.request import SLO, EngineRequest
 from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.rows import StepRow
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import RunWriter
 
@@ -22,7 +23,7 @@ def request(row: int, ttft_ms: int = 100, gap_ms: int = 20, tokens: int = 4) -> 
     made.first_scheduled_ns = made._arrival_ns + 10 * MS
     made.finished_ns = made._first_token_ns + (tokens - 1) * gap_ms * MS
     made._state = "finished"
-    made._tokens = 32 + tokens
+    made._base_tokens = 32 + tokens
     made.cached_tokens = 0
     return made
 
@@ -32,8 +33,9 @@ def run(directory: Path, requests: int = 20, ttft_ms: int = 100, *, record: str 
     with RunWriter(directory, MEASUREMENT, record=record) as writer:
         for row in range(requests):
             now = row * 50 * MS
-            writer.step(2 * row, 1, now, 20 * MS, 32, 0, 1, 0, 32, 1, 2, 60, 1, 0, "compute", 15.0)
-            writer.step(2 * row + 1, 3, now + 20 * MS, 30 * MS, 0, 3, 0, 3, 99, 1, 1, 60, 1, 0, "memory", 45.0)
+            writer.step(StepRow(2 * row, 1, now, 20 * MS, 32, 0, 1, 0, 32, 1, 2, 60, 1, 0, "compute", 15.0, None))
+            decodes = (0, 3, 0, 3, 99, 1, 1, 60, 1, 0, "memory", 45.0, None)
+            writer.step(StepRow(2 * row + 1, 3, now + 20 * MS, 30 * MS, *decodes))
             writer.gap(20 * MS, 3)
             writer.decision(2 * row, now, [], [(f"r{row}", 32)], [], 0, [], None, [0])
             writer.decode_all(2 * row + 1, now + 20 * MS, 3)

@@ -199,7 +199,7 @@ class Told(ListSource):
 def books(engine: Engine) -> dict[str, Any]:
     """Everything that the engine keeps about requests, blocks and slots, as plain values."""
     ledger = engine.ledger
-    cache, cohort = ledger.cache, ledger.cohort
+    cache, decode_set = ledger.cache, ledger.decode_set
     requests = [*ledger.waiting, *ledger.running]
     hits = [cache.hit_blocks(request) for request in ledger.waiting]
     return {
@@ -213,8 +213,8 @@ def books(engine: Engine) -> dict[str, Any]:
         "host": list(ledger.host.free),
         "slots": list(ledger.free_slots),
         "copies": (list(ledger.copies_out), list(ledger.copies_in)),
-        "places": (ids(ledger.waiting), ids(ledger.running), ids(ledger.prefilling), ids(cohort.members)),
-        "context": cohort.context,
+        "places": (ids(ledger.waiting), ids(ledger.running), ids(ledger.prefilling), ids(decode_set.members)),
+        "context": decode_set.context,
         "requests": [
             (
                 r.request_id, r.state, r.num_tokens, r.num_computed_tokens, r.num_preemptions, r.slot, r.num_published,

@@ -133,12 +133,12 @@ class ShadowedCache:
         models = dict(self.pairs)
         for request, tokens in self.granted.items():
             slow = models[request]
-            slow.computed = request._computed = self.start.get(request, slow.computed) + tokens
+            slow.computed = request._base_computed = self.start.get(request, slow.computed) + tokens
             self.ledger.publish(request)
             if request.content.has_identity:
                 self.model.publish(slow, min(slow.computed, slow.prompt) // self.size)
             if slow.computed == slow.tokens:
-                slow.tokens = request._tokens = slow.tokens + 1
+                slow.tokens = request._base_tokens = slow.tokens + 1
         self.granted, self.start, self.out = {}, {}, []
 
     # -- between steps ------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class ShadowedCache:
         """Whether growing by so many blocks would shorten a hit that somebody counts on."""
         count = self.dice.randint(0, self.model.num_free)
         expected = self.model.disturbs(count, [slow for _, slow in self.waiting()])
-        assert self.ledger.cache.eviction_disturbs(count) == expected
+        assert self.ledger.cache.would_evict_expected_hit(count) == expected
 
     def audit(self):
         invariants.audit(self.ledger)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import MS, JumpingExecutor, Script, ScriptedExecutor, grants, lab
 
-from schedlab.framework import chain, chained_jump
+from schedlab.framework import chain
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult
 from schedlab.framework.policy import Finished, Progressed
@@ -190,9 +190,9 @@ def test_a_request_that_fails_within_a_chain_keeps_what_it_had():
 # -- mutants: each rule ignored ---------------------------------------------------------------------------------------
 
 MUTANTS = {
-    "a finish": (chain, "take_chain", lambda real: lambda ledger, limit: limit),
+    "a finish": (chain.Chains, "take", lambda real: lambda self: self.limit()),
     "a live request": (chain, "ends_by_length", lambda real: lambda request: True),
-    "an arrival is seen in the middle": (chained_jump, "take_chain", lambda real: lambda ledger, limit: 1),
+    "an arrival is seen in the middle": (chain.Chains, "take", lambda real: lambda self: 1),
 }
 
 
@@ -200,8 +200,6 @@ MUTANTS = {
 def test_a_chain_that_ignores_a_rule_is_found_out(mutant, monkeypatch):
     module, name, make = MUTANTS[mutant]
     monkeypatch.setattr(module, name, make(getattr(module, name)))
-    if module is chain and name == "take_chain":
-        monkeypatch.setattr("schedlab.framework.engine.take_chain", getattr(chain, name))
     with pytest.raises(AssertionError):
         test_a_chain_ends_with_the_step_in_which_somebody_finishes()
         test_a_live_request_is_chained_only_where_no_token_can_end_it(None, 1)

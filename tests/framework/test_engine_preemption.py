@@ -92,7 +92,7 @@ class Preempts(Policy):
 
     def __init__(self, policy):
         self._policy = policy
-        self._running, self._tokens, self._last = [], 0, {}
+        self._running, self._base_tokens, self._last = [], 0, {}
 
     def schedule(self, step):
         self._running = list(step.running)
@@ -101,12 +101,12 @@ class Preempts(Policy):
     def observe(self, event):
         self._policy.observe(event)
         if isinstance(event, Progressed):
-            self._tokens += sum(tokens for _, tokens in event.prefills) + len(event.decodes) * event.steps
+            self._base_tokens += sum(tokens for _, tokens in event.prefills) + len(event.decodes) * event.steps
         if isinstance(event, Preempted):
             assert event.request is not self._running[0], "the oldest was preempted"
             key = event.request.request_id
-            assert self._last.get(key) != self._tokens, "preempted twice, and nothing was computed in between"
-            self._last[key] = self._tokens
+            assert self._last.get(key) != self._base_tokens, "preempted twice, and nothing was computed in between"
+            self._last[key] = self._base_tokens
 
 
 @pytest.mark.parametrize("name", ALL)

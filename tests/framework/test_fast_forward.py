@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import HOST_BLOCK_GIB, MS, PART, JumpingExecutor, Script, grants, lab
 
-from schedlab.framework import chained_jump, fast_forward
-from schedlab.framework.cohort import DecodeCohort
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
+from schedlab.framework.decode_set import DecodeSet
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import PolicyStalled
+from schedlab.framework.jump import Jump
 from schedlab.framework.policy import Policy, Progressed
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.results.record import Recorder
@@ -144,24 +144,26 @@ def test_the_real_cost_model_is_jumped_over_and_changes_its_bound():
 
 
 def while_extending(patch, change):
-    """Let `change(engine)` hold while a jump is extended, step by step or chain by chain, and only then."""
-    for module in (fast_forward, chained_jump):
-        patch.setattr(module, "_extend", changed(module._extend, change))
+    """Let `change(engine or jump)` hold while a jump is extended and while its latest end is found, and only then."""
+    for owner, name in ((Engine, "_stop_ns"), (Jump, "_extend_by_steps"), (Jump, "_extend_by_chains")):
+        patch.setattr(owner, name, changed(getattr(owner, name), change))
 
 
 def changed(extend, change):
-    def wrong(*arguments):
-        (engine,) = (argument for argument in arguments if isinstance(argument, Engine))
-        with change(engine):
-            return extend(*arguments)
+    def wrong(self, *arguments):
+        with change(self):
+            return extend(self, *arguments)
 
     return wrong
 
 
 def replaced(owner, name, value):
     @contextmanager
-    def change(engine):
-        target = engine if owner == "engine" else owner
+    def change(where):
+        if owner == "engine" and not isinstance(where, Engine):
+            yield
+            return
+        target = where if owner == "engine" else owner
         before = getattr(target, name)
         setattr(target, name, value(before))
         try:
@@ -189,11 +191,13 @@ MUTANTS = {
     "arrival": replaced("engine", "_arrival_ns", lambda arrival: math.inf),
     "abort": replaced(Engine, "next_event_ns", lambda real: lambda self: self._arrival_ns),
     "arrival or abort at a boundary": replaced(Engine, "next_event_ns", lambda real: lambda self: real(self) + 1),
-    "finish": replaced(DecodeCohort, "next_finish", lambda real: lambda self: real(self) + 1),
+    "finish": replaced(DecodeSet, "next_finish", lambda real: lambda self: real(self) + 1),
     "until": replaced("engine", "standing_until", lambda until: math.inf),
     "until at a boundary": replaced("engine", "standing_until", lambda until: until + 1),
     "shortage": replaced(PrefixCache, "num_free", lambda real: property(lambda self: Endless(real.fget(self)))),
-    "eviction of a counted block": replaced(PrefixCache, "eviction_disturbs", lambda real: lambda self, count: False),
+    "eviction of a counted block": replaced(
+        PrefixCache, "would_evict_expected_hit", lambda real: lambda self, count: False
+    ),
     "edge of the window": replaced(Recorder, "next_edge_ns", lambda real: lambda self, now: math.inf),
 }
 

@@ -44,7 +44,7 @@ def test_a_live_request_ends_at_the_first_of_its_cap_the_model_and_the_pool(prom
     set_limits(live, config)
     assert live.max_tokens == (model - prompt if output is None else output)
     assert live.final_tokens == min(prompt + live.max_tokens, model, 4 * blocks + 1)
-    live._tokens = live.final_tokens
+    live._base_tokens = live.final_tokens
     capped = live.final_tokens < prompt + live.max_tokens
     assert ending(live, config) == ("length_capped" if capped else "finished")
     assert (live.reason is not None) == capped
@@ -75,7 +75,7 @@ SERVED = [(0, None, 0, 0), (7, None, 0, 7), (10, 5, 1, 11), (0, 5, 4, 14), (13, 
 def test_tokens_served_count_each_prompt_token_once(computed, first_token, output, served):
     """A prompt that was thrown out after its first token has been served all the same."""
     some = request(10, 20)
-    some._computed, some._first_token_ns, some._tokens = computed, first_token, 10 + output
+    some._base_computed, some._first_token_ns, some._base_tokens = computed, first_token, 10 + output
     assert tokens_served(some) == served
 
 

@@ -55,7 +55,7 @@ def ended(
         **fields,
     )
     request._state = status  # type: ignore[assignment]
-    request._tokens = prompt + output
+    request._base_tokens = prompt + output
     request._num_preemptions = preemptions
     request.first_scheduled_ns = None if scheduled is None else scheduled * MS
     request._first_token_ns = None if first is None else first * MS

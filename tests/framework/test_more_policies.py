@@ -54,6 +54,14 @@ def test_priority_overtakes_in_the_queue_and_fcfs_does_not():
     assert order_of(Priority(preempt_running=False), trace) == ["first", "b", "d", "c", "a"]
 
 
+@pytest.mark.parametrize("second", [10, 30])
+def test_who_made_way_in_a_step_is_not_admitted_in_it_though_it_would_fit(second):
+    trace = [Spec("a", 0, 120, 50), Spec("b", 5 * MS // 2, second, 50), Spec("c", 7 * MS // 2, 70, 50, priority=1)]
+    requests, _ = served(Priority(), trace, num_blocks=12, block_size=16, max_num_batched_tokens=2048)
+    assert requests["b"].num_preemptions > 0
+    assert all(r.state == "finished" for r in requests.values())
+
+
 def test_priority_takes_the_slot_of_a_lower_one_and_the_victim_comes_back():
     trace = [Spec("low", 0, 8, 40), Spec("high", 5 * MS, 8, 4, priority=1)]
     requests, summary = served(Priority(), trace, max_num_seqs=1)
@@ -365,5 +373,5 @@ def test_multilevel_feedback_promotes_at_the_very_moment(after_s, times):
 def test_multilevel_feedback_counts_prompts_and_output(prompt, output, level):
     """Quantum 4: levels end at 4, 8 and 16 tokens of service, of which a prompt token is a hundredth."""
     it = Spec("it", 0, prompt, 1).request()
-    it._tokens += output
+    it._base_tokens += output
     assert MultilevelFeedback(quantum=4, num_levels=4, prompt_weight=0.01).level_by_service(it) == level

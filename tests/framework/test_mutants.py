@@ -11,7 +11,7 @@ from four import ALL
 
 from schedlab.framework.columns import Columns
 from schedlab.framework.ledger import Ledger
-from schedlab.framework.prefix_cache import PrefixCache, Run
+from schedlab.framework.prefix_cache import CachedSpan, PrefixCache
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import Spec, check_streams, run
 
@@ -54,8 +54,8 @@ def swap_last_blocks(patch):
 def forget_a_new_block(patch):
     moved_on = Columns._moved_on
 
-    def forgetful(self, cohort):
-        rows = moved_on(self, cohort)
+    def forgetful(self, decode_set):
+        rows = moved_on(self, decode_set)
         rows.slots_N = np.where(rows.starts_N % self.block_size == 0, 0, rows.slots_N)
         return rows
 
@@ -124,8 +124,8 @@ def keep_evicted_in_the_index(patch):
         evict(self, count)
         for key, blocks in gone:
             if key is not None and key not in self.index:
-                ghost = self.index[key] = Run(key, blocks)
-                ghost.held.append(len(blocks))
+                ghost = self.index[key] = CachedSpan(key, blocks)
+                ghost.owner_lengths.append(len(blocks))
                 ghost.num_unowned = 0
 
     patch.setattr(PrefixCache, "_evict", leaky)
@@ -135,8 +135,8 @@ def free_what_another_owns(patch):
     release = PrefixCache.release
 
     def wrong(self, request):
-        runs = list(self._runs(request.chain, 0, request.num_published))
-        shared = [block for run, count in runs if len(run.held) > 1 for block in run.blocks[:count]]
+        runs = list(self._spans(request.chain, 0, request.num_published))
+        shared = [block for run, count in runs if len(run.owner_lengths) > 1 for block in run.blocks[:count]]
         release(self, request)
         self.pool.give_back(shared)
 

@@ -24,7 +24,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.framework.content import UniqueContent
-from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO, EngineRequest
 from schedlab.framework.results.digest import digest_of
@@ -75,7 +74,7 @@ def ended(i: int, status: str = "finished", **fields: Any) -> EngineRequest:
     if status == "rejected":
         request.reason = AWKWARD
         return request
-    request._tokens += 3
+    request._base_tokens += 3
     request._max_tokens = 64
     request.first_scheduled_ns, request._first_token_ns = i * 1_000_003 + 7, i * 1_000_003 + 9_999
     request.cached_tokens = 16 * (i % 2)
@@ -357,11 +356,10 @@ def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_open(tmp_path: Pat
 def test_counting_the_gaps_of_long_jumps_takes_little_memory(tmp_path: Path) -> None:
     """A million steps in jumps of up to 200,000, in which each step takes a microsecond more than the one before."""
     jumps = [16_000] * 40 + [200_000] * 2
-    cost = DecodeCost(Coefficients(step_ns=1e6, decode_key_ns=1000.0), Coefficients(), 1)
     recorder = Recorder(MEASUREMENT)
     tracemalloc.start()
     for steps in jumps:
-        recorder.even_gaps(1, cost, 0, steps)
+        recorder.gaps(range(1_000_000, 1_000_000 + 1000 * steps, 1000), 1)
     recorder.flush()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -187,6 +187,34 @@ def test_large_scores(ops: Kernels, case: Case) -> None:
     assert out.isfinite().all() and error(out, expected) <= 1e-3, "a float32 score of 4,000 is good to about 2e-4"
 
 
+@pytest.mark.parametrize("options", [{}, {"softcap": 1e6}, {"window": 40}], ids=str)
+def test_equal_keys_give_the_mean_at_any_score(ops: Kernels, options: dict) -> None:
+    """Weights add up to 1 where scores are so large that their log-sum-exp is rounded by more than a weight's error."""
+    for score in (1e4, 1e5):
+        batch = build(Case(contexts=(70, 33), queries=(70, 1), **options, **NARROW))
+        for cache in (batch.k_cache, batch.v_cache):
+            cache[:] = 1.0
+        batch = batch._replace(q=torch.full_like(batch.q, score / batch.options["scale"] / batch.q.shape[-1]))
+        for out in (batch.run(ops), batch.run(ops, return_lse=True)[0]):
+            assert (out - 1).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("which", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"window": 33}], ids=str)
+def test_what_a_query_does_not_see_does_not_spoil_it(ops: Kernels, which: str, options: dict) -> None:
+    """NaN from position 80 on: the rows before it are what they were, those from it on are NaN, as they should be."""
+    if ops.name == "triton" and which == "v_cache":
+        pytest.skip("the Triton kernels multiply a tile's values whole, hidden ones by 0")
+    batch = build(Case(contexts=(150,), queries=(150,), **options, **NARROW))
+    clean, clean_lse = batch.run(ops, return_lse=True)
+    getattr(batch, which)[batch.tables[0, 80 // 16 : 10].long()] = torch.nan
+    out, lse = batch.run(ops, return_lse=True)
+    for result in (out, batch.run(ops)):
+        assert error(result[:80], clean[:80]) <= 1e-6
+        assert result[80:].isnan().all()
+    assert (lse[:80] - clean_lse[:80]).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize("case", [Case(contexts=(), queries=()), Case(contexts=(5,), queries=(0,))])
 def test_nothing_to_do(ops: Kernels, case: Case) -> None:
     batch = build(case)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("cases", "shared_attention", "shared_pointwise", "shared_sampling")
@@ -17,4 +18,5 @@ from schedlab.kernels.dispatch import kernels  # noqa: E402
 
 @pytest.fixture(scope="session", params=["torch", "reference"])
 def ops(request):
+    torch.set_num_threads(1)
     return kernels("cpu", request.param)

@@ -33,6 +33,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
 
 def _grouped(groups: int) -> dict:
     return {"num_attention_heads": 2 * groups, "num_key_value_heads": 2, "hidden_size": 24 * groups}
@@ -46,6 +48,20 @@ VARIANTS = {
     "mistral-window": ("Mistral", {"sliding_window": 7}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
+    "qwen2-layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3-layers": ("Qwen3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": LAYERS}),
+    "yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     **{f"group-{g}": ("Llama", _grouped(g)) for g in (1, 2, 5, 7, 8)},
 }
 

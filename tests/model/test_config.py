@@ -1,17 +1,25 @@
 """Shapes: the presets' published parameter counts, and what a config.json must and must not say."""
 
+import copy
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import yaml
 from checkpoints import SHAPE, VARIANTS, reference, save
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from schedlab.framework.errors import ModelError
-from schedlab.framework.model.config import ModelConfig, RopeScaling
+from schedlab.framework.model.config import SCALINGS, ModelConfig, RopeScaling
+from schedlab.framework.model.hf import FAMILIES
+from schedlab.framework.model.rope import rope_tables
 from schedlab.framework.model.weights import random_weights, tensor_shapes
 
 PRESETS = Path(__file__).parents[2] / "conf" / "model"
@@ -52,9 +60,10 @@ def test_a_checkpoint_says_its_shape(variant, tmp_path):
     model = reference(variant)
     assert config.num_parameters() == model.num_parameters()
     assert dict(tensor_shapes(config)) == {name: tuple(p.shape) for name, p in model.named_parameters()}
-    assert config.sliding_window == model.config.to_dict().get("sliding_window")
+    assert config.windows == windows(model.config)
     assert config.group_size == model.config.num_attention_heads // model.config.num_key_value_heads
-    assert (config.rope_scaling is not None) == (variant == "llama3")
+    kind = (model.config.rope_parameters or {}).get("rope_type", "default")
+    assert type(config.rope_scaling) is (None.__class__ if kind == "default" else SCALINGS[kind])
     assert config.eos_token_ids == (2,) and config.bos_token_id == 1 and config.dtype == "float32"
 
 
@@ -94,19 +103,92 @@ def test_older_config_files(tmp_path):
         ({"attention_bias": True}, "attention_bias: expected False"),
         ({"mlp_bias": True}, "mlp_bias: expected False"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: expected None"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type: expected default or llama3, found yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+         "rope_type: expected default, linear, llama3 or yarn, found dynamic"),
+        ({"rope_scaling": {"type": "linear"}}, "factor: expected a value, found none"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: expected 1.0"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor: expected a value, found none"),
         ({"num_hidden_layers": "absent"}, "num_hidden_layers: expected a value, found none"),
         ({"num_key_value_heads": 4}, "num_attention_heads: expected a multiple of num_key_value_heads = 4, found 6"),
         ({"vocab_size": 0}, "vocab_size: expected at least 1, found 0"),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8,
-          "max_window_layers": 1}, "max_window_layers: expected 0 or at least 3"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types: expected none in a llama"),
+        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]},
+         "layer_types: expected one for each of 3 layers, found 1"),
+        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["chunked_attention"] * 3},
+         "layer_types: expected each one of full_attention, sliding_attention, found chunked_attention"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_in_one_line(changes, said, tmp_path):
     with pytest.raises(ModelError) as error:
         ModelConfig.from_hf(write(tmp_path, **changes))
     assert said in str(error.value) and "config.json" in str(error.value) and "\n" not in str(error.value)
+
+
+def windows(theirs):
+    """Of each layer, as transformers' own model has them."""
+    if theirs.model_type == "llama":
+        return (None,) * theirs.num_hidden_layers
+    kinds = getattr(theirs, "layer_types", None)
+    if kinds is None:
+        return (getattr(theirs, "sliding_window", None),) * theirs.num_hidden_layers
+    return tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+
+
+ROPES = (
+    {}, {"rope_theta": 5e5}, {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 2e4, "factor": 4.0}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
+                      "truncate": False, "mscale": 1.0, "mscale_all_dim": 0.5}, "rope_theta": 1e6},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 2.5, "attention_factor": 1.25, "beta_slow": 2.0}},
+)  # fmt: skip
+OPTIONAL = {
+    "num_key_value_heads": (1, 2, 3, 6, None), "head_dim": (16, 24), "rms_norm_eps": (1e-5,),
+    "tie_word_embeddings": (True, False), "sliding_window": (7, 4096, None), "use_sliding_window": (True, False),
+    "max_window_layers": (0, 1, 3, 40), "bos_token_id": (5, None), "eos_token_id": (6, [6, 9], None),
+    "layer_types": (["sliding_attention", "full_attention", "sliding_attention"], ["full_attention"] * 3),
+}  # fmt: skip
+SHAPED = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+@given(family=st.sampled_from(sorted(FAMILIES)), rope=st.sampled_from(ROPES), data=st.data())
+def test_absent_keys_mean_what_transformers_takes_them_for(family, rope, data):
+    """Random keys, some absent and some null, through transformers' configuration class and through ours."""
+    chosen = {name: data.draw(st.sampled_from(values)) for name, values in OPTIONAL.items() if data.draw(st.booleans())}
+    if family.startswith(("Llama", "Mistral")):
+        chosen.pop("layer_types", None)  # refused
+    said = {"architectures": [family], **SHAPED, **chosen, **copy.deepcopy(rope)}
+    try:
+        theirs = getattr(transformers, family.replace("ForCausalLM", "Config"))(**copy.deepcopy(said))
+        tables = modeling_rope(family)(theirs)
+    except (ValueError, TypeError, StrictDataclassFieldValidationError):
+        assume(False)  # they refuse it too
+    heads = theirs.num_key_value_heads
+    if theirs.num_attention_heads % heads:
+        assume(False)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(said))
+        ours = ModelConfig.from_hf(folder)
+    assert ours.num_key_value_heads == heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.windows == windows(theirs)
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    stops = theirs.eos_token_id
+    assert ours.eos_token_ids == (tuple(stops) if isinstance(stops, list) else () if stops is None else (stops,))
+    assert ours.bos_token_id == theirs.bos_token_id
+    positions = torch.arange(128)[None]
+    for mine, their in zip(rope_tables(ours, 128), tables(torch.zeros(1), positions), strict=True):
+        torch.testing.assert_close(mine, their[0, :, : ours.head_dim // 2], rtol=0, atol=2e-5)
+
+
+def modeling_rope(family):
+    """The class of a family's rotary embedding."""
+    module = sys.modules[getattr(transformers, family).__module__]
+    return getattr(module, family.replace("ForCausalLM", "RotaryEmbedding"))
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]"])

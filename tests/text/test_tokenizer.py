@@ -94,9 +94,17 @@ def fault(path, vocab_size=None, use=lambda tokenizer: None):
     return str(caught.value)
 
 
-def test_a_tokenizer_that_does_not_fit(tmp_path):
-    message = fault(save_tokenizer(tmp_path, extra=200), VOCAB)
-    assert f"expected token ids below its vocab_size of {VOCAB}, found " in message and str(tmp_path) in message
+def test_a_tokenizer_with_more_tokens_than_the_model(tmp_path):
+    """It serves every text but one that uses such a token."""
+    path, fits = save_tokenizer(tmp_path, extra=200), "ab"
+    with pytest.warns(UserWarning, match=f"the tokenizer has token ids up to .*, the model {VOCAB}:"):
+        tokenizer = Tokenizer(path, VOCAB)
+    every = Tokenizer(path)
+    assert tokenizer.encode(fits) == every.encode(fits)
+    beyond = next(text for text, token in every._tokenizer.get_vocab().items() if token >= VOCAB)
+    assert max(every.encode(beyond)) >= VOCAB
+    with pytest.raises(ModelError, match=f"expected token ids below its vocab_size of {VOCAB}, found "):
+        tokenizer.encode(beyond)
 
 
 def test_no_tokenizer(tmp_path):

@@ -9,7 +9,7 @@ from typing import overload
 from schedlab.framework.request import EngineRequest, Request
 
 
-class Lineup:
+class OrderedRequests:
     """`requests` in ascending order of the keys that they were added with; the list object is always the same one."""
 
     __slots__ = ("_keys", "_snapshot", "requests")
