@@ -39,6 +39,8 @@ traces = typer.Typer(help="Trace files: what is in them, and other forms of them
 app.add_typer(traces, name="trace")
 native = typer.Typer(help="Kernels compiled for this processor, an extra of engine=cpu.")
 app.add_typer(native, name="kernels")
+profiles = typer.Typer(help="Cost profiles of the virtual clock.")
+app.add_typer(profiles, name="profile")
 evidence.add_to(app)
 reproduce.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
@@ -132,6 +134,14 @@ def build() -> None:
     from schedlab.experiments.kernels_build import build as build_kernels
 
     print(f"{build_kernels()} serves engine=cpu from now on; engine.kernels=torch does without it")
+
+
+@profiles.command("import", context_settings=dict(FORWARDS), add_help_option=False)
+def profile_import(context: typer.Context) -> None:
+    """Put published kernel times together: schedlab profile import aiconfigurator model=… hardware=… key=value …"""
+    from schedlab.experiments.studies.profile_import import import_profile
+
+    import_profile(context.args)
 
 
 TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory")]

@@ -237,12 +237,13 @@ def roofline_of(model: str | Mapping[str, Any], dtype: str) -> Roofline:
     return Roofline(shape, extras.get("weight_dtype") or DTYPES[dtype], DTYPES[dtype])
 
 
-def hardware_preset(hardware: str | Hardware) -> Hardware:
+def hardware_preset(hardware: str | Hardware, serving: str = "none") -> Hardware:
+    """A preset's machine, with the host constants of a preset of `serving`."""
     if isinstance(hardware, Hardware):
         return hardware
     from schedlab.experiments.run.compose import preset
 
-    keys = dict(preset("hardware", hardware))
+    keys = dict(preset("hardware", hardware, serving))
     keys.pop("_target_")
     return Hardware(**keys)
 

@@ -56,11 +56,11 @@ class AIConfigurator(Kernels):
     # ---- what a layer asks ----
 
     def answers(self, tokens: int, batch: int, context: int) -> bool:
-        (most_batch, most_context), (_, most_prompt) = self.decode.most(), self.prefill.most()
         reduced = (tokens + batch) * self.roofline.model.hidden_size
         if self.all_reduce is not None and reduced > self.all_reduce.most:
             return False
-        return tokens <= most_prompt and batch <= most_batch and context <= most_context
+        prompt = not tokens or self.prefill.answers(1, tokens)
+        return prompt and (not batch or self.decode.answers(batch, context))
 
     def projections_us(self, tokens: int) -> float:
         r = self.roofline

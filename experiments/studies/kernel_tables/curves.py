@@ -81,11 +81,14 @@ class Surface:
     curves: Mapping[int, Curve]
     what: str
 
-    def most(self) -> tuple[float, float]:
-        """How far value and size may go."""
-        return max(self.curves) * REACH, min(curve.most for curve in self.curves.values())
+    def answers(self, value: float, size: float) -> bool:
+        """Whether both lie within reach of what was measured: larger values may have been measured at fewer sizes."""
+        grid = sorted(self.curves)
+        if value > grid[-1] * REACH:
+            return False
+        return all(size <= self.curves[at].most for at, _ in neighbours(grid, value, self.what))
 
     def __call__(self, value: float, size: float) -> float:
         """µs."""
-        grid = sorted(self.curves)
-        return math.exp(sum(w * self.curves[at].log_at(size) for at, w in neighbours(grid, value, self.what)))
+        around = neighbours(sorted(self.curves), value, self.what)
+        return math.exp(sum(weight * self.curves[at].log_at(size) for at, weight in around))

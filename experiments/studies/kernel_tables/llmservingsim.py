@@ -39,8 +39,7 @@ class LLMServingSim(Kernels):
         }  # fmt: skip
 
     def answers(self, tokens: int, batch: int, context: int) -> bool:
-        most_batch, most_context = self.decode.most()
-        if tokens + batch > self.layers["act_fn"].most or batch > most_batch or context > most_context:
+        if tokens + batch > self.layers["act_fn"].most or (batch and not self.decode.answers(batch, context)):
             return False
         return not (tokens and batch) or tokens <= max(self.mixed) * REACH
 

@@ -108,8 +108,7 @@ class Attention:
         self.decode = Surface(curves, "decodes of a step")
 
     def answers(self, tokens: int, batch: int, context: int) -> bool:
-        most_batch, most_context = self.decode.most()
-        return tokens <= self.prefill.most and batch <= most_batch and context <= most_context
+        return tokens <= self.prefill.most and (not batch or self.decode.answers(batch, context))
 
 
 def mlp(path: Path, roofline: Roofline) -> dict[str, Curve]:
