@@ -25,7 +25,7 @@ from schedlab.framework.journal import Journal
 from schedlab.framework.jump import Jump, StandingCost, can_jump
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, ending, never_fits, set_limits, tokens_served
-from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
+from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed, check_policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import EngineRequest, State
 from schedlab.framework.results.record import Recorder
@@ -50,6 +50,7 @@ class Engine:
         recorder: Recorder,
         predictor: Predictor | None = None,
     ) -> None:
+        check_policy(policy)
         self.name = type(policy).__name__
         if policy.needs_prediction and predictor is None:
             raise ConfigError(

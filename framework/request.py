@@ -95,9 +95,9 @@ class Request:
     """One request as a policy sees it. Underscored slots are the engine's to write."""
 
     __slots__ = (
-        "_arrival_ns", "_clock", "_client", "_base_computed", "_deadline_ns", "_first_token_ns", "_max_tokens",
-        "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority", "_request_id", "_session", "_slo",
-        "_state", "_base_tokens",
+        "_arrival_ns", "_base_computed", "_base_tokens", "_client", "_clock", "_deadline_ns", "_depth",
+        "_first_token_ns", "_max_tokens", "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority",
+        "_program", "_request_id", "_session", "_slo", "_state",
     )  # fmt: skip
 
     _request_id: str
@@ -106,6 +106,8 @@ class Request:
     _priority: int
     _deadline_ns: int | None
     _session: str | None
+    _program: str | None
+    _depth: int
     _num_prompt_tokens: int
     _max_tokens: int
     _predicted: int | None
@@ -128,6 +130,8 @@ class Request:
         @property
         def session(self) -> str | None: ...
         @property
+        def depth(self) -> int: ...
+        @property
         def num_prompt_tokens(self) -> int: ...
         @property
         def max_tokens(self) -> int: ...
@@ -145,12 +149,18 @@ class Request:
         client = property(attrgetter("_client"), doc="Who sent it; fairness is counted per client.")
         priority = property(attrgetter("_priority"), doc="Larger is more urgent.")
         session = property(attrgetter("_session"), doc="The conversation it belongs to, or None.")
+        depth = property(attrgetter("_depth"), doc="Requests on the longest chain of its program that ended before it.")
         num_prompt_tokens = property(attrgetter("_num_prompt_tokens"))
         max_tokens = property(attrgetter("_max_tokens"), doc="Cap on the output; never the recorded length.")
         predicted_output_tokens = property(attrgetter("_predicted"), doc="From the configured predictor, or None.")
         slo = property(attrgetter("_slo"))
         state = property(attrgetter("_state"))
         num_preemptions = property(attrgetter("_num_preemptions"))
+
+    @property
+    def program(self) -> str | None:
+        """The requests that wait for one another, directly or not, to which it belongs; else its session, or None."""
+        return self._session if self._program is None else self._program
 
     @property
     def arrival_s(self) -> float:
@@ -228,6 +238,8 @@ class EngineRequest(Request):
         self._priority = priority
         self._deadline_ns = deadline_ns
         self._session = session
+        self._program = None
+        self._depth = 0
         self._num_prompt_tokens = num_prompt_tokens
         self._max_tokens = -1 if max_tokens is None else max_tokens
         self._predicted = None
@@ -279,6 +291,15 @@ class EngineRequest(Request):
     @property
     def first_token_ns(self) -> int | None:
         return self._first_token_ns
+
+    @property
+    def own_program(self) -> str | None:
+        """The program that its workload names, which may span sessions."""
+        return self._program
+
+    def place_in(self, program: str | None, depth: int) -> None:
+        """Its workload says where it stands among the requests that wait for one another."""
+        self._program, self._depth = program, depth
 
     def see_at_client(self, first_token_ns: int | None) -> None:
         """Its first token is what its consumer had first, not what was computed first."""

@@ -225,8 +225,8 @@ def write(verdicts: Verdicts, directory: Path, told_bounds: Bounds | None = None
     """verdicts.json and verdicts.md."""
     paths = [directory / f"{VERDICTS}.json", directory / f"{VERDICTS}.md"]
     content = {**verdicts.as_json(), "bounds": as_json(told_bounds or {})}
-    paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    paths[1].write_text(markdown(verdicts, told_bounds))
+    paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    paths[1].write_text(markdown(verdicts, told_bounds), encoding="utf-8")
     return paths
 
 

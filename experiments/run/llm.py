@@ -19,7 +19,7 @@ from schedlab.experiments import engines
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import RunResult
 from schedlab.experiments.run.manifest import describe_run, write_manifest
-from schedlab.experiments.run.offered import WORKLOAD, Counted, Logged
+from schedlab.experiments.run.offered import Counted, Logged
 from schedlab.experiments.run.text import answer_text, generated
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine
@@ -240,7 +240,7 @@ class LLM:
             overrides={},
             seeds={},
             policy=self._policy,
-            trace=read(directory / WORKLOAD, "offered").with_columns(name="live"),
+            trace=read(directory, "offered").with_columns(name="live"),
             engine=asdict(self._setup.config),
             clock="wall",
         )

@@ -1,7 +1,7 @@
 """`schedlab capacity`: the highest rate at which each of several policies meets its SLO, and goodput against rate.
 
 One workload is offered at many rates, its arrivals scaled in time; every policy sees the same replicates at the same
-rates. Knows how to search and what to run; statistics.py has the intervals, capacity_report.py shows the result.
+rates. Knows how to search and what to run; statistics.py has the intervals, capacity_result.py shows the result.
 
 A replicate's capacity is the highest rate of a grid at which attainment is as high as asked, found by bisection. That
 supposes attainment falls with the rate; where it does not, one of the crossings is found. A finite trace lets a policy
@@ -22,6 +22,8 @@ from schedlab.experiments.analysis.statistics import Interval, interval, pairs_n
 from schedlab.experiments.analysis.verdicts import EFFECT, verdict_of
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import Experiment
+from schedlab.experiments.studies import capacity_result
+from schedlab.experiments.studies.capacity_result import Capacity, CapacityOptions, CapacityStudy, Curve
 from schedlab.framework.cost.bounds import Demand, Prices, total_work_ns
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
@@ -41,27 +43,6 @@ GOODPUT, ATTAINMENT = "goodput/requests_per_s", "slo/attainment"
 WIDEST = 10
 """Doublings of the first rate within which a capacity is sought, both ways."""
 LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Options:
-    """The keys of `capacity`."""
-
-    policies: list[str] | None
-    attainment: float
-    replicates: int
-    resolution: float
-    points: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.attainment <= 1:
-            raise ConfigError(f"capacity.attainment: expected a share above 0, up to 1, found {self.attainment}")
-        if self.replicates < 1:
-            raise ConfigError(f"capacity.replicates: expected at least 1, found {self.replicates}")
-        if not 0 < self.resolution <= 1:
-            raise ConfigError(f"capacity.resolution: expected a relative step in (0, 1], found {self.resolution}")
-        if self.points < 0:
-            raise ConfigError(f"capacity.points: expected at least 0, found {self.points}")
 
 
 # ---- what is run ----
@@ -167,57 +148,7 @@ def highest(meets: Callable[[int], bool], start: int, furthest: int) -> int | No
     return low
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Of one policy. `rates` in requests/s of each replicate, None where no rate is low enough; `mean` geometric.
-
-    `against_first`: the relative difference to the first policy, its interval and p, paired by replicate.
-    """
-
-    policy: str
-    rates: tuple[float | None, ...]
-    mean: float | None
-    interval: Interval | None
-    against_first: float | None
-    difference: Interval | None
-    p: float | None
-    verdict: str
-    needed: int | None
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Goodput and attainment of one policy at each rate, means over replicates, with the interval of goodput."""
-
-    policy: str
-    rates: tuple[float, ...]
-    goodput: tuple[float, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    attainment: tuple[float, ...]
-
-    @property
-    def peak(self) -> tuple[float, float]:
-        """Rate and goodput where this is highest."""
-        at = int(np.argmax(self.goodput))
-        return self.rates[at], self.goodput[at]
-
-
-@dataclass(frozen=True)
-class Study:
-    """All that one command found. `limit`: requests/s that no schedule exceeds, None where the cost is not modelled."""
-
-    options: Options
-    slo: SLO
-    workload: str
-    requests: int
-    capacities: tuple[Capacity, ...]
-    curves: tuple[Curve, ...]
-    limit: float | None
-    runs: int
-
-
-def study(bench: Bench, options: Options, say: Say = print) -> Study:
+def study(bench: Bench, options: CapacityOptions, say: Say = print) -> CapacityStudy:
     """Find every capacity, then the curves around them."""
     seeds = range(1, options.replicates + 1)
     grid = Grid(bench.first_rate(), options.resolution)
@@ -233,7 +164,7 @@ def study(bench: Bench, options: Options, say: Say = print) -> Study:
     curves = tuple(curve_of(bench, policy, rates, seeds) for policy in bench.policies) if rates else ()
     requests = sum(len(bench.trace(seed)) for seed in seeds)
     limit = work_limit(bench, seeds)
-    return Study(options, bench.slo, bench.workload.name, requests, capacities, curves, limit, len(bench.known))
+    return CapacityStudy(options, bench.slo, bench.workload.name, requests, capacities, curves, limit, len(bench.known))
 
 
 def capacities_of(bench: Bench, grid: Grid, policy: str, seeds: Sequence[int], attainment: float) -> list[float | None]:
@@ -315,20 +246,19 @@ def capacity_job(config: DictConfig) -> None:
     """Run the study that `config` describes, show it, and write it into Hydra's output directory."""
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
-    from schedlab.experiments.run.job import short
-    from schedlab.experiments.studies import capacity_report
+    from schedlab.experiments.run.messages import short
 
     keys = compose.resolve(config.capacity)
-    check_arguments("capacity", keys, Options)
-    options = Options(**keys)
+    check_arguments("capacity", keys, CapacityOptions)
+    options = CapacityOptions(**keys)
     found = study(bench_of(config, options), options)
     directory = compose.output_directory()
-    capacity_report.show(found)
-    capacity_report.write(found, directory, plots=config.plots)
+    capacity_result.show(found)
+    capacity_result.write(found, directory, plots=config.plots)
     print(f"in {short(directory)}")
 
 
-def bench_of(config: DictConfig, options: Options) -> Bench:
+def bench_of(config: DictConfig, options: CapacityOptions) -> Bench:
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_whole
     from schedlab.experiments.studies.fidelity import policies_of

@@ -28,8 +28,8 @@ FIGURES = (
 )  # fmt: skip
 SCORE = "goodput/requests_per_s"
 LEAN = ("record=summary", "wandb.mode=disabled", "progress=false", "plots=false", "resume=true")
-NOT_INSTALLED = ("custom",)
-"""Options of the policy group that are no policy until more is given."""
+NOT_INSTALLED = ("custom", "vllm")
+"""Options of the policy group that are no policy: until more is given, or but for one engine."""
 NAME = "leaderboard"
 CELLS = "leaderboard.yaml"
 
@@ -75,7 +75,9 @@ def cells() -> tuple[list[Cell], list[int]]:
     """The fixed cells, and the seeds of each."""
     from omegaconf import OmegaConf
 
-    told: Any = OmegaConf.to_container(OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text()))
+    told: Any = OmegaConf.to_container(
+        OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text(encoding="utf-8"))
+    )
     found = [
         Cell(traffic, load, slo, (*words, *told["common"], f"slo={slo}"))
         for traffic, loads in told["traffic"].items() for load, words in loads.items() for slo in told["slos"]

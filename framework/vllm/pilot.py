@@ -29,12 +29,12 @@ class Pilot:
         """A request arrived or ended."""
         self.asleep_until_ns = None
 
-    def decide(self, index: int, token_budget: int, in_flight: bool) -> Decision:
-        """What the policy wants now. `in_flight`: a step is being executed, so that deciding nothing is no stall.
+    def decide(self, index: int, now_ns: int, token_budget: int, in_flight: bool) -> Decision:
+        """What the policy wants at `now_ns`. `in_flight`: a step is being executed, and deciding nothing is no stall.
 
         Raises PolicyError for a broken rule, and PolicyStalled where requests wait and nothing will ever happen.
         """
-        step = Step(self.books, self.name, index, self.now_ns(), token_budget)
+        step = Step(self.books, self.name, index, now_ns, token_budget)
         try:
             self.policy.schedule(step)
         except (SchedlabError, AssertionError):

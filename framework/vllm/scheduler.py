@@ -17,6 +17,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler as SyncScheduler
 from vllm.v1.request import RequestStatus
 
+from schedlab.framework.clock import Clock
 from schedlab.framework.errors import ConfigError, PolicyError
 from schedlab.framework.policy import Aborted, Admitted, Arrived, Finished, Preempted, Progressed
 from schedlab.framework.request import EngineRequest, State
@@ -99,6 +100,7 @@ class Steered:
         settings = self.settings or read_settings(vllm.vllm_config.additional_config)
         own = isinstance(settings.policy, OwnScheduler)
         self._zero = (time.monotonic_ns(), time.time())
+        self.boundary_ns: int | None = None  # when the requests of this step were taken, if they are not pushed
         self._books = VllmBooks(vllm, self._is_ready, hides=settings.publish == "commit" and not own)
         self._pilot = None if own else Pilot(settings.policy, self._books, self.now_ns)
         self._observe = self._pilot.observe if self._pilot is not None else None
@@ -115,16 +117,26 @@ class Steered:
             self.waiting: Any = ArrivalQueue(self._place)
 
     def now_ns(self) -> int:
-        """Nanoseconds since this scheduler was made, or since `start_clock`."""
+        """Nanoseconds since this scheduler was made, or on the clock of `start_clock`."""
         return time.monotonic_ns() - self._zero[0]
 
-    def start_clock(self, zero_ns: int) -> None:
-        """The run began when the monotonic clock said `zero_ns`."""
+    def start_clock(self, clock: Clock) -> None:
+        """From now on times are those of `clock`, which measures real time."""
+        zero_ns = time.monotonic_ns() - clock.now()
         self._zero = (zero_ns, time.time() - (time.monotonic_ns() - zero_ns) / 1e9)
+
+    @property
+    def policy_name(self) -> str:
+        return "vllm" if self._pilot is None else self._pilot.name
 
     def counters(self) -> dict[str, int]:
         """What became of what vLLM cannot do, or did in the policy's place."""
         return {"swaps_refused": self._books.swaps_refused, "fallback_steps": self.num_fallbacks}
+
+    @property
+    def num_flying(self) -> int:
+        """Steps on their way."""
+        return len(self._flying)
 
     @property
     def sleeps_for_ever(self) -> bool:
@@ -183,17 +195,22 @@ class Steered:
         if request is None:
             return
         self._books.leave(request)
-        capped = len(theirs.output_token_ids) < theirs.max_tokens
-        is_length = theirs.status == RequestStatus.FINISHED_LENGTH_CAPPED
-        state = STATES.get(theirs.status, "length_capped" if is_length and capped else "finished")
-        request.mirror(state, theirs.num_tokens, request.num_computed_tokens)
-        if state == "length_capped":
-            request.reason = f"outgrew max_model_len {self.max_model_len}"  # type: ignore[attr-defined]
+        request.mirror(self._state_of(request, theirs), theirs.num_tokens, request.num_computed_tokens)
+        state = request.state
         if self._journal is not None:
             self._journal.ended(request, list(theirs.output_token_ids), self.now_ns())
         if self._predictor is not None and state != "aborted":
             self._predictor.observe(request)
         self._tell(Aborted(request) if state == "aborted" else Finished(request))
+
+    def _state_of(self, request: EngineRequest, theirs: Any) -> State:
+        if theirs.status != RequestStatus.FINISHED_LENGTH_CAPPED:
+            return STATES.get(theirs.status, "finished")
+        recorded = request.recorded_output_tokens
+        if len(theirs.output_token_ids) >= (request.max_tokens if recorded is None else recorded):
+            return "finished"
+        request.reason = f"outgrew max_model_len {self.max_model_len} or the KV cache"  # type: ignore[attr-defined]
+        return "length_capped"
 
     def _tell(self, event: Any) -> None:
         if self._pilot is not None and not isinstance(event, Preempted | Admitted | Progressed):
@@ -215,7 +232,7 @@ class Steered:
     def schedule(self, *args: Any, **keys: Any) -> Any:
         started = time.perf_counter_ns()
         self._books.begin(self.current_step + 1)  # type: ignore[attr-defined]
-        now_ns = self.now_ns()
+        now_ns = self.now_ns() if self.boundary_ns is None else self.boundary_ns
         out, decision = self._scheduled(now_ns, args, keys)
         self._books.index.step = None
         self._flying.append(Flying(self.current_step, out, decision))  # type: ignore[attr-defined]
@@ -238,7 +255,8 @@ class Steered:
             return self._execute(Decision(now_ns)), Decision(now_ns)
         self.kv_cache_manager.new_step_starts()
         try:
-            decision = pilot.decide(self.current_step + 1, self._budget, bool(self._flying))  # type: ignore[attr-defined]
+            index: int = self.current_step + 1  # type: ignore[attr-defined]
+            decision = pilot.decide(index, now_ns, self._budget, bool(self._flying))
         except PolicyError as error:
             if not self._falls_back:
                 raise

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from schedlab.experiments import cli, engines
 from schedlab.experiments.run import compose
-from schedlab.experiments.studies import capacity_report
-from schedlab.experiments.studies.capacity import ATTAINMENT, Bench, Grid, Options, highest, judge, study
+from schedlab.experiments.studies import capacity_result
+from schedlab.experiments.studies.capacity import ATTAINMENT, Bench, Grid, highest, judge, study
+from schedlab.experiments.studies.capacity_result import CapacityOptions
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
 from schedlab.framework.stages import ClientView, Stage
@@ -23,7 +24,7 @@ from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
 
 TIGHT = SLO("tight", ttft_s=0.5, tpot_s=0.03)
-OPTIONS = Options(policies=None, attainment=0.9, replicates=3, resolution=0.05, points=3)
+OPTIONS = CapacityOptions(policies=None, attainment=0.9, replicates=3, resolution=0.05, points=3)
 
 
 @given(st.integers(-100, 100), st.integers(-60, 60))
@@ -78,7 +79,7 @@ def test_a_study_finds_where_attainment_falls(bench, tmp_path):
     for curve in found.curves:
         assert len(curve.rates) == 3 and curve.attainment[0] > curve.attainment[-1]
         assert all(goodput <= found.limit for goodput in curve.goodput)
-    capacity_report.write(found, tmp_path, plots=True)
+    capacity_result.write(found, tmp_path, plots=True)
     assert json.loads((tmp_path / "capacity.json").read_text())["capacities"][0]["policy"] == "fcfs"
     assert "no schedule serves more than" in (tmp_path / "capacity.md").read_text()
     assert (tmp_path / "plots" / "capacity.png").stat().st_size > 10_000
@@ -95,7 +96,7 @@ def test_every_policy_is_offered_the_same(bench):
 def test_options_out_of_range(change):
     keys = {"policies": None, "attainment": 0.9, "replicates": 3, "resolution": 0.05, "points": 3}
     with pytest.raises(ConfigError, match=f"capacity.{next(iter(change))}: expected"):
-        Options(**keys | change)
+        CapacityOptions(**keys | change)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 import schedlab
 from schedlab.experiments.analysis import replay as replaying
-from schedlab.experiments.analysis.diff import Walk, batches, changes, difference, parting
-from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.analysis.decisions import batches, parting
+from schedlab.experiments.analysis.diff import Walk, changes, difference
+from schedlab.experiments.analysis.past_run import PastRun
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
@@ -92,10 +94,11 @@ def test_a_run_from_python_is_decided_again(pair):
 
 
 def test_other_requests_give_other_decisions(pair, schedlab):
-    path = pair[0] / "workload.jsonl.gz"
-    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    path = packed.find(pair[0], "workload.jsonl")
+    rows = [json.loads(line) for line in packed.opened(path)]
     rows[7]["prompt_tokens"] += 1
-    with gzip.open(path, "wt") as file:
+    path.unlink()
+    with gzip.open(pair[0] / "workload.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     done = replaying.replay(pair[0])
     assert not done.equal and done.first is not None
@@ -125,7 +128,7 @@ def test_what_cannot_be_executed_again_is_told(pair, tmp_path):
         replaying.replay(tmp_path)
     with pytest.raises(ConfigError, match="run from Python"):
         replaying.counterfactual(pair[0], FCFS(), tmp_path / "c")
-    (pair[0] / "workload.jsonl.gz").unlink()
+    (packed.find(pair[0], "workload.jsonl")).unlink()
     with pytest.raises(ConfigError, match="executed again from what it was offered"):
         replaying.replay(pair[0])
 

@@ -49,7 +49,7 @@ BLOCK = 32
 VOCABULARY = 512
 MODEL_LEN = 2048
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY,
     "max_position_embeddings": MODEL_LEN, "torch_dtype": "float32", "hidden_act": "silu", "bos_token_id": 0,
     "eos_token_id": 1,
@@ -296,8 +296,6 @@ def on_stub(policy, load, *, blocks=199, caching=True, seqs=16, budget=256, pred
     recorder = Recorder(Measurement(seqs, blocks))
     Engine(policy, StubExecutor(VOCABULARY), ListSource(requests), config, VirtualClock(), recorder, predictor).run()
     return recorder.close(backlog_end=0, counters={})
-
-
 
 
 def first_difference(a, b) -> int | None:
