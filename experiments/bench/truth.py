@@ -4,8 +4,8 @@
 
 DIR of measurements has silicon_sample.csv, 5,221 server runs out of aiconfigurator-core, and llmservingsim/, stamps of
 single requests; DIR of tables is where aiconfigurator-core was installed. Every run that can be modelled is run three
-times: by the preset of its card, with the host constants of its server, and by the profile imported for its model, card,
-dtype and split with these constants. The rest is counted by reason.
+times: by the preset of its card, with the host constants of its server, and with these by the profile imported for its
+model, card, dtype and split. The rest is counted by reason.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def implausible(row: Row) -> bool:
     roofline = Roofline(shape(row.model), row.dtype, "bf16", row.tensor_parallel)
     flops = 2 * roofline.model.num_hidden_layers * roofline.layer_elements * (row.prompt_tokens + row.output_tokens)
     arithmetic = (row.dtype,) if row.dtype in ("fp8", "fp4") else ()
-    return flops * row.concurrency / row.e2e_s > PLAUSIBLE * machine(row.hardware, "none").peak_flops((*arithmetic, "bf16"))
+    peak = machine(row.hardware, "none").peak_flops((*arithmetic, "bf16"))
+    return flops * row.concurrency / row.e2e_s > PLAUSIBLE * peak
 
 
 @cache
@@ -142,12 +143,13 @@ def profile_of(model: str, hardware: str, dtype: str, degree: int, backend: str,
 def modelled(row: Row, hardware: Hardware, profile: Profile | None, view: ClientView | None = None) -> dict[str, float]:
     """Mean TTFT, TPOT and end-to-end seconds of the row's traffic on the virtual clock.
 
-    Users begin one after another within about one request's time: the servers' TTFT shows that their prompts did not all
-    come at once.
+    Users begin one after another within about one request's time: by the servers' TTFT their prompts came apart.
     """
     prompt, output = row.prompt_tokens, row.output_tokens
-    lengths = Uniform([int(0.8 * prompt), prompt], [int(0.8 * output), output]) if row.random_lengths else Fixed(
-        prompt, output
+    lengths = (
+        Uniform([int(0.8 * prompt), prompt], [int(0.8 * output), output])
+        if row.random_lengths
+        else Fixed(prompt, output)
     )
     engine = engines.virtual(
         row.model, hardware, weight_dtype=row.dtype, kv_cache_dtype="bf16", tensor_parallel=row.tensor_parallel,
@@ -193,7 +195,7 @@ REPLAYS = {
     "RTX4090_Llama-3.1-8B": ("RTX4090", "rtx4090", 256, 2588),
     "RTXPRO6000_Llama-3.1-8B": ("RTXPRO6000", "rtx_pro_6000", 128, None),
 }
-"""Recorded requests of a real server: prefix of its kernel tables, card, max_num_seqs and num_gpu_blocks of its meta.json."""
+"""Recorded requests of a real server: its kernel tables, card, and of its meta.json max_num_seqs and num_gpu_blocks."""
 
 
 def replay(folder: Path, name: str) -> dict[str, tuple[float, float]]:

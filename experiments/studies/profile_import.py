@@ -89,15 +89,21 @@ def modelled(config: DictConfig) -> tuple[Roofline, Hardware]:
 
 
 def open_source(
-    source: str, roofline: Roofline, hardware: Hardware, path: str | None, backend: str = "vllm", version: str | None = None
+    source: str,
+    roofline: Roofline,
+    hardware: Hardware,
+    path: str | None,
+    backend: str = "vllm",
+    version: str | None = None,
 ) -> Kernels:
     """The kernels of a source for one model on one machine. ConfigError for what it does not have."""
-    if roofline.model.sliding_window is not None:
-        raise ConfigError(f"profile import: expected a model without a sliding window, found {roofline.model.sliding_window}")
+    if window := roofline.model.sliding_window:
+        raise ConfigError(f"profile import: expected a model without a sliding window, found {window}")
     if source == "aiconfigurator":
         return AIConfigurator(find_root(path), roofline, hardware, backend, version)
     if path is None:
-        raise ConfigError(f"profile import {source}: expected the path of its tables, as in: profile import {source} PATH")
+        command = f"profile import {source}"
+        raise ConfigError(f"{command}: expected the path of its tables, as in: {command} PATH")
     return (LLMServingSim if source == "llmservingsim" else Vidur)(path, roofline, hardware)
 
 
@@ -113,6 +119,6 @@ def show(profile: Profile, kernels: Kernels, roofline: Roofline, hardware: Hardw
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
     if kernels.dropped:
         print(f"{kernels.dropped} rows left out: faster than the peak of {hardware.name}")
-    print(f"{error.num_works} steps; held-out error {error.held_out_mean:.1%} in the mean, {error.held_out_p90:.1%} at p90")
+    print(f"{error.num_works} steps; held-out error {error.held_out_mean:.1%} mean, {error.held_out_p90:.1%} p90")
     reached = profile.achieved(roofline)
     print("reached: " + ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in reached.items()))

@@ -1,7 +1,7 @@
-"""Kernel tables of the PyPI package aiconfigurator-core (Apache-2.0): parquet files by device, kernel, backend, version.
+"""Kernel tables of the PyPI package aiconfigurator-core (Apache-2.0).
 
-systems/data/DEVICE/{gemm,attention,comm}/BACKEND/VERSION/*.parquet. Times are in ms; an all-reduce's `message_size`
-counts elements.
+Parquet files systems/data/DEVICE/{gemm,attention,comm}/BACKEND/VERSION/*.parquet. Times are in ms; the `message_size` of
+an all-reduce counts elements.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from packaging.version import Version
 
 from schedlab.experiments.studies.kernel_tables.curves import Curve, Surface, neighbours
 from schedlab.experiments.studies.kernel_tables.kernels import Kernels
@@ -41,13 +42,15 @@ class AIConfigurator(Kernels):
             raise ConfigError(f"import.backend: expected one of {', '.join(BACKENDS)}, found {backend}")
         self.roofline, self.hardware = roofline, hardware
         device = device_folder(root, hardware.name)
-        self.gemm_file = newest(device / "gemm" / backend, version) / "gemm_perf.parquet"
-        attention = newest(device / "attention" / backend, version)
-        self.prefill = self._attention(attention / "context_attention_perf.parquet", "isl", 2.0)
-        self.decode = self._attention(attention / "generation_attention_perf.parquet", "step", 1.0)
+        self.gemm_file = newest(device / "gemm" / backend, "gemm_perf.parquet", version)
+        attention = device / "attention" / backend
+        self.prefill = self._attention(newest(attention, "context_attention_perf.parquet", version), "isl", 2.0)
+        self.decode = self._attention(newest(attention, "generation_attention_perf.parquet", version), "step", 1.0)
         self.products = {"head": self._gemm("bf16")}
         self.products["layer"] = self._gemm(roofline.weight_dtype)
-        self.all_reduce = None if roofline.tensor_parallel == 1 else self._all_reduce(newest(device / "comm" / backend))
+        collectives = device / "comm" / backend
+        alone = roofline.tensor_parallel == 1
+        self.all_reduce = None if alone else self._all_reduce(newest(collectives, "custom_allreduce_perf.parquet"))
         self.facts = {
             "source": PACKAGE, "package": package_version(root), "licence": "Apache-2.0", "backend": backend,
             "version": self.gemm_file.parent.name, "device": device.name,
@@ -63,9 +66,10 @@ class AIConfigurator(Kernels):
         return prompt and (not batch or self.decode.answers(batch, context))
 
     def projections_us(self, tokens: int) -> float:
-        r = self.roofline
-        hidden = r.model.hidden_size
-        shapes = ((r.q_size + 2 * r.kv_size, hidden), (hidden, r.q_size), (2 * r.mlp_size, hidden), (hidden, r.mlp_size))
+        q, kv, mlp, hidden = (
+            self.roofline.q_size, self.roofline.kv_size, self.roofline.mlp_size, self.roofline.model.hidden_size
+        )  # fmt: skip
+        shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
         return sum(self.products["layer"](tokens, n, k) for n, k in shapes)
 
     def elementwise_us(self, tokens: int) -> float:
@@ -84,7 +88,10 @@ class AIConfigurator(Kernels):
         return 0.0 if self.all_reduce is None else self.all_reduce(tokens * self.roofline.model.hidden_size)
 
     def head_us(self, rows: int) -> float:
-        return self.products["head"](rows, self.roofline.vocab_size, self.roofline.model.hidden_size)
+        """A vocabulary wider than the table's widest product is taken as several that follow one another."""
+        head, vocab = self.products["head"], self.roofline.vocab_size
+        pieces = -(-vocab // head.n[-1])
+        return pieces * head(rows, -(-vocab // pieces), self.roofline.model.hidden_size)
 
     # ---- tables ----
 
@@ -132,8 +139,7 @@ class AIConfigurator(Kernels):
         }  # fmt: skip
         return Surface(curves, f"sequences of a batch in {path.name}")
 
-    def _all_reduce(self, folder: Path) -> Curve:
-        path = folder / "custom_allreduce_perf.parquet"
+    def _all_reduce(self, path: Path) -> Curve:
         table = read(path, ("num_gpus", "message_size", "latency", "kernel_source"))
         devices, degree = np.asarray(table["num_gpus"]), self.roofline.tensor_parallel
         graphs = np.array(["graph" in str(source) for source in table["kernel_source"]])
@@ -147,7 +153,7 @@ class AIConfigurator(Kernels):
 
 
 class Products:
-    """Times of products of [tokens, k] by [k, n]: a curve over tokens for each measured shape, bilinear between them."""
+    """Times of products of [tokens, k] by [k, n]: a curve over tokens a measured shape, bilinear between shapes."""
 
     def __init__(self, curves: Mapping[tuple[int, int], Curve]) -> None:
         self.curves = curves
@@ -212,21 +218,14 @@ def device_folder(root: Path, hardware: str) -> Path:
     raise ConfigError(f"hardware={hardware}: expected a device of {root / 'data'}: {known}")
 
 
-def newest(folder: Path, version: str | None = None) -> Path:
-    """The folder of `version`, or the newest; ConfigError if there is none."""
-    if not folder.is_dir():
-        raise ConfigError(f"kernel tables: {folder.parent} has {listing(folder.parent)}, found no {folder.name}")
-    if version is not None:
-        if not (folder / version).is_dir():
-            raise ConfigError(f"import.version: {folder} has {listing(folder)}, found {version}")
-        return folder / version
-    return max((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: version_key(entry.name))
-
-
-def version_key(name: str) -> tuple[tuple[int, ...], bool]:
-    """Numbers of a version in order; a release comes after its candidates."""
-    release, candidate, number = name.partition("rc")
-    return tuple(int(part) for part in f"{release}.{number or 0}".split(".") if part.isdigit()), not candidate
+def newest(folder: Path, name: str, version: str | None = None) -> Path:
+    """The file `name` of `version`, or of the newest that has it; ConfigError if there is none."""
+    known = sorted((path.parent.name for path in folder.glob(f"*/{name}")), key=Version)
+    if not known:
+        raise ConfigError(f"kernel tables: {folder} has no {name}: {folder.parent.name} is of {listing(folder.parent)}")
+    if version is not None and version not in known:
+        raise ConfigError(f"import.version: {folder} has {', '.join(known)}, found {version}")
+    return folder / (version or known[-1]) / name
 
 
 def listing(folder: Path) -> str:
@@ -238,7 +237,7 @@ def read(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> di
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:
-        raise ConfigError("profile import aiconfigurator reads parquet files: pip install 'schedlab[parquet]'") from None
+        raise ConfigError("profile import aiconfigurator reads parquet: pip install 'schedlab[parquet]'") from None
     try:
         known = parquet.read_schema(path).names
         if missing := [name for name in columns if name not in known]:
@@ -248,5 +247,6 @@ def read(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> di
     except FileNotFoundError:
         raise ConfigError(f"kernel tables: {path}: no such file") from None
     except (OSError, ArrowInvalid) as error:
-        raise ConfigError(f"kernel tables: {path}: expected a parquet file, found: {str(error).splitlines()[0]}") from None
+        found = str(error).splitlines()[0]
+        raise ConfigError(f"kernel tables: {path}: expected a parquet file, found: {found}") from None
     return {name: table[name].to_numpy() for name in names}

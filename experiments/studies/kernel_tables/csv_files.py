@@ -24,19 +24,21 @@ def find(path: str, name: str) -> Path | None:
 def needed(path: str, name: str) -> Path:
     file = find(path, name)
     if file is None:
-        raise ConfigError(f"profile import: expected {path}/{name}.csv (or {path}_{name}.csv, or packed), found neither")
+        expected = f"{path}/{name}.csv (or {path}_{name}.csv, or packed)"
+        raise ConfigError(f"profile import: expected {expected}, found neither")
     return file
 
 
 def columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Columns by name: float64 where every value is a number, else strings. One line for anything else than that."""
-    opened = gzip.open(path, "rt", encoding="utf-8", newline="") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened as file:
+        with opened(path, "rt", encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             missing = [name for name in names if name not in (reader.fieldnames or ())]
             if missing:
-                raise ConfigError(f"{path}: expected the column {missing[0]}, found {', '.join(reader.fieldnames or ())}")
+                found = ", ".join(reader.fieldnames or ())
+                raise ConfigError(f"{path}: expected the column {missing[0]}, found {found}")
             rows = list(reader)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: expected a CSV file: {error}") from None

@@ -11,6 +11,7 @@ import numpy as np
 
 from schedlab.framework.errors import ConfigError
 
+Numbers = Sequence[float] | np.ndarray
 REACH = 2.0
 """How far beyond a table's range a size may lie, as a factor."""
 
@@ -27,7 +28,7 @@ class Curve:
     power: float = 1.0
 
     @classmethod
-    def of(cls, sizes: Sequence[float] | np.ndarray, times_us: Sequence[float] | np.ndarray, power: float = 1.0) -> Curve:
+    def of(cls, sizes: Numbers, times_us: Numbers, power: float = 1.0) -> Curve:
         """Of points in any order; the least time counts where a size was measured more than once."""
         best: dict[float, float] = {}
         for size, us in zip(map(float, sizes), map(float, times_us), strict=True):
@@ -65,7 +66,8 @@ def neighbours(grid: Sequence[int], value: float, what: str) -> list[tuple[int, 
     ConfigError for a value further than `REACH` beyond either end.
     """
     if not grid[0] / REACH <= value <= grid[-1] * REACH:
-        raise ConfigError(f"kernel tables: {what}: expected {grid[0] / REACH:g} to {grid[-1] * REACH:g}, found {value:g}")
+        reach = f"{grid[0] / REACH:g} to {grid[-1] * REACH:g}"
+        raise ConfigError(f"kernel tables: {what}: expected {reach}, found {value:g}")
     i = min(bisect_left(grid, value), len(grid) - 1)
     if i == 0 or grid[i] == value:
         return [(grid[i], 1.0)]

@@ -29,7 +29,8 @@ class LLMServingSim(Kernels):
         dtypes = (roofline.weight_dtype, roofline.kv_cache_dtype)
         if dtypes != ("bf16", "bf16") or roofline.tensor_parallel != 1:
             found = f"{dtypes[0]}, {dtypes[1]} and {roofline.tensor_parallel}"
-            raise ConfigError(f"profile import llmservingsim: expected bf16 weights and cache on 1 device, found {found}")
+            expected = "bf16 weights and cache on 1 device"
+            raise ConfigError(f"profile import llmservingsim: expected {expected}, found {found}")
         self.layers = layers(path, "dense", "tokens", (*PROJECTIONS, *ONCE, *(name for name, _ in ELEMENTWISE)))
         self.per_sequence = layers(path, "per_sequence", "sequences", ("lm_head", "sampler"))
         self._attention(path)
@@ -89,8 +90,9 @@ class LLMServingSim(Kernels):
 
 def surface(batch: np.ndarray, context: np.ndarray, us: np.ndarray, rows: np.ndarray) -> Surface:
     curves = {
-        int(size): Curve.of(context[rows & (batch == size)], us[rows & (batch == size)]) for size in np.unique(batch[rows])
-    }
+        int(size): Curve.of(context[of_size], us[of_size])
+        for size in np.unique(batch[rows]) for of_size in [rows & (batch == size)]
+    }  # fmt: skip
     return Surface(curves, "decodes of a step")
 
 
@@ -100,8 +102,9 @@ def layers(path: str, name: str, size: str, expected: tuple[str, ...]) -> dict[s
     table = columns(file, ("layer", size, "time_us"))
     names = table["layer"]
     curves = {
-        str(layer): Curve.of(table[size][names == layer], table["time_us"][names == layer]) for layer in np.unique(names)
-    }
+        str(layer): Curve.of(table[size][rows], table["time_us"][rows])
+        for layer in np.unique(names) for rows in [names == layer]
+    }  # fmt: skip
     if missing := [layer for layer in expected if layer not in curves]:
         raise ConfigError(f"{file}: expected the layer {missing[0]}, found {', '.join(curves)}")
     return curves

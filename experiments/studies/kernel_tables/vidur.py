@@ -97,7 +97,8 @@ class Attention:
         prompts = chosen & (table["is_prefill"] == "True") & (table["batch_size"] == 1) & (table["kv_cache_size"] == 0)
         decodes = chosen & (table["is_prefill"] == "False") & (table["kv_cache_size"] > 0)
         if not (prompts.any() and decodes.any()):
-            raise ConfigError(f"{path}: expected prompts and decodes of this model on {roofline.tensor_parallel} devices")
+            degree = roofline.tensor_parallel
+            raise ConfigError(f"{path}: expected prompts and decodes of this model on {degree} devices")
         prefill_us, decode_us = (table[name] * 1e3 for name in names[-2:])
         self.prefill = Curve.of(table["prefill_chunk_size"][prompts], prefill_us[prompts], power=2.0)
         batches = table["batch_size"]
