@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.run.checks import check_arguments
+from schedlab.framework.admission import Admission
 from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
@@ -60,10 +61,11 @@ class EngineSetup:
     python: str | None = None
 
     def engine(
-        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None
-    ) -> Engine:
+        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None = None,
+        admission: Admission | None = None,
+    ) -> Engine:  # fmt: skip
         """An engine that will run `policy` over `source`."""
-        return Engine(policy, self.executor, source, self.config, clock, recorder, predictor)
+        return Engine(policy, self.executor, source, self.config, clock, recorder, predictor, admission)
 
     def counters(self) -> dict[str, int]:
         """What the engine counted beside its rows, when it has run."""

@@ -73,6 +73,11 @@ class SLO:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is anything to miss."""
+        return (self.ttft_s, self.tpot_s, self.e2e_s) != (None, None, None)
+
 
 class DecodeClock:
     """A shared counter of decode steps: each member's token counts grow by one per tick without being touched."""

@@ -70,6 +70,7 @@ class Seen:
     preempted: tuple[tuple[str, str], ...]
     refusals: tuple[tuple[str, str], ...]
     idle_until_s: float | None
+    rejected: tuple[tuple[str, str], ...] = ()
 
 
 class Watched(Policy):
@@ -110,16 +111,17 @@ class Decided(Recorder):
 
     def decision(
         self, index: int, now_ns: int, preempted: Pairs, grants: Grants, decodes: Decodes, decodes_at: int,
-        refusals: Pairs, idle_until_ns: int | None, starts: Sequence[int] = (),
+        refusals: Pairs, idle_until_ns: int | None, starts: Sequence[int] = (), rejected: Pairs = (),
     ) -> None:  # fmt: skip
         self.last = {
             "grants": tuple(grants), "decodes": decodes if decodes == "all" else tuple(decodes),
-            "preempted": tuple(preempted), "refusals": tuple(refusals),
+            "preempted": tuple(preempted), "refusals": tuple(refusals), "rejected": tuple(rejected),
             "idle_until_s": None if idle_until_ns is None else idle_until_ns / 1e9,
         }  # fmt: skip
 
     def decode_all(self, index: int, now_ns: int, repeat: int = 1) -> None:
-        self.last = {"grants": (), "decodes": "all", "preempted": (), "refusals": (), "idle_until_s": None}
+        nothing = dict.fromkeys(("grants", "preempted", "refusals", "rejected"), ())
+        self.last = {**nothing, "decodes": "all", "idle_until_s": None}
 
 
 class Walk:
@@ -238,6 +240,8 @@ def step_lines(name: str, seen: Seen | None) -> list[str]:
     decided += [f"decode {decodes}"] if seen.decodes else []
     victims = [f"{request} ({mode})" for request, mode in seen.preempted]
     decided += [f"preempt {named(victims)}"] if victims else []
+    turned_away = [f"{request} ({why})" for request, why in seen.rejected]
+    decided += [f"reject {named(turned_away)}"] if turned_away else []
     if not decided:
         until = "something happens" if seen.idle_until_s is None else f"{seen.idle_until_s:.6f} s"
         decided = [f"idle until {until}"]
@@ -300,9 +304,9 @@ def _ask() -> str:
         return "q"
 
 
-def diff(a: Path, b: Path, *, requests: int, step: bool, form: str) -> None:
+def diff(a: Path, b: Path, *, requests: int, step: bool, form: str, trust: bool = False) -> None:
     """The command."""
-    walks = [Walk(PastRun(a)), Walk(PastRun(b))]
+    walks = [Walk(PastRun(a, trust)), Walk(PastRun(b, trust))]
     found = difference(a, b, walks)
     if form == "json":
         print(json.dumps(found.as_json(), indent=1))

@@ -11,6 +11,11 @@ from schedlab.framework.errors import ConfigError
 
 RunDirectory = Annotated[Path, typer.Argument(help="a run directory")]
 Start = Annotated[float | None, typer.Option(help="seconds of engine time")]
+Tried = Annotated[
+    bool | None,
+    typer.Option("--try/--no-try", help="run suggestions on the virtual clock; left out: if this machine made the run"),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="import classes that the run names, whosesoever they are")]
 Out = Annotated[Path | None, typer.Option(help="where to write instead")]
 
 
@@ -27,7 +32,8 @@ def timeline(directory: RunDirectory, start: Start = None, stop: Start = None, o
 
 def explain(
     directory: RunDirectory,
-    tried: Annotated[bool, typer.Option("--try/--no-try", help="run each suggestion on the virtual clock")] = True,
+    tried: Tried = None,
+    trust: Trust = False,
     format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
 ) -> None:
     """Where the wait of a run came from, what to change, and what the change does."""
@@ -36,18 +42,19 @@ def explain(
 
     if format not in ("terminal", "json"):
         raise ConfigError(f"--format {format}: expected terminal or json")
-    show(explain_run(directory, tried), format)
+    show(explain_run(directory, tried, trust), format)
 
 
 def report(
     directory: Annotated[Path, typer.Argument(help="a run or sweep directory")],
     out: Out = None,
-    tried: Annotated[bool, typer.Option("--try/--no-try", help="run what the explanations suggest")] = True,
+    tried: Tried = None,
+    trust: Trust = False,
 ) -> None:
     """One HTML file on a run or a sweep that needs nothing else; its pictures as PNG and SVG beside it."""
     from schedlab.experiments.analysis.report import write_report
 
-    path, pictures = write_report(directory, out, tried)
+    path, pictures = write_report(directory, out, tried, trust)
     print(f"{path}, and {len(pictures)} pictures in {path.parent / 'plots'}")
 
 

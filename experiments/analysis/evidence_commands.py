@@ -9,6 +9,7 @@ import typer
 
 from schedlab.framework.errors import ConfigError
 
+Trust = Annotated[bool, typer.Option("--trust", help="import classes that a run names, whosesoever they are")]
 FORMS = ("terminal", "json", "markdown")
 
 
@@ -57,13 +58,14 @@ def replay(
     words: Annotated[list[str] | None, typer.Argument(help="knobs of the other policy: policy.chunk_size=256")] = None,
     policy: Annotated[str | None, typer.Option(help="another policy, on the same arrivals")] = None,
     out: Annotated[Path | None, typer.Option(help="a directory that keeps the run under the other policy")] = None,
+    trust: Trust = False,
 ) -> None:
     """Execute a run again from its files: the same decisions, or those of another policy."""
     from schedlab.experiments.analysis.replay import replay_command
 
     if policy is None and (words or out):
         raise ConfigError("replay: knobs and --out are for another policy, --policy NAME")
-    if not replay_command(directory, policy, words or (), out):
+    if not replay_command(directory, policy, words or (), out, trust=trust):
         raise typer.Exit(1)
 
 
@@ -73,6 +75,7 @@ def diff(
     requests: Annotated[int, typer.Option(help="so many requests, those first that fare worst in the other run")] = 10,
     step: Annotated[bool, typer.Option("--step", help="walk on from where they part")] = False,
     format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
+    trust: Trust = False,
 ) -> None:
     """The first step at which two runs part: what each saw and decided, and what it did to each request."""
     from schedlab.experiments.analysis.diff import diff as show_difference
@@ -81,7 +84,7 @@ def diff(
         raise ConfigError(f"--format {format}: expected terminal or json")
     if requests < 0:
         raise ConfigError(f"--requests {requests}: expected 0 or more")
-    show_difference(a, b, requests=requests, step=step, form=format)
+    show_difference(a, b, requests=requests, step=step, form=format, trust=trust)
 
 
 def declare(app: typer.Typer) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 from schedlab.experiments.analysis.attribution import TPOT_PARTS, TTFT_PARTS
 from schedlab.experiments.analysis.causes import ERROR, Cause, Suggestion, View, causes
 from schedlab.experiments.analysis.rerun import rerun
+from schedlab.experiments.analysis.step_work import machine_of, time_shares
 from schedlab.experiments.analysis.table import Run
+from schedlab.experiments.run.manifest import made_here
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.results.reader import read_run
 
@@ -31,25 +33,34 @@ SAID = {
     "left_out": "left out of decode steps, or idle",
 }
 
+SPENT = {"compute": "computing", "memory": "moving memory", "overhead": "overhead"}
+
 FROM_PYTHON = (
     "The run was made from Python, and its manifest does not say how to build its policy, model and engine: what "
     "depends on them is not suggested, and nothing can be tried. For runs of `schedlab run` it is."
 )
 
+NOT_TRIED = "Nothing was tried: --try does; the default is to try where this machine and version made the run."
+
 
 @dataclass(frozen=True)
 class Trial:
-    """A suggestion, run again on the virtual clock: the metric before and after it, in seconds; or why not."""
+    """A suggestion, run again on the virtual clock: the metric before and after it, in seconds; or why not.
+
+    A prediction has an error of ERROR times the metric before.
+    """
 
     before: float | None = None
     after: float | None = None
     failed: str | None = None
 
     def holds(self, predicted: float | None) -> bool | None:
-        """Whether the metric moved as predicted, within the stated error; None if nothing was predicted or tried."""
+        """Whether the metric moved as predicted, within the stated error; None if nothing was predicted or tried, and
+        where the error is as large as the effect."""
         if predicted is None or self.after is None or self.before is None:
             return None
-        return abs(self.after - predicted) <= ERROR * self.before
+        error = ERROR * self.before
+        return None if abs(self.before - predicted) <= error else abs(self.after - predicted) <= error
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Seconds of each part of TTFT and TPOT, time shares of the steps by bound, and the named causes.
+    """Seconds of each part of TTFT and TPOT, how the time of the steps was spent, and the named causes.
 
     The parts are means over all requests, and over the hundredth of them that has most of the latency.
     """
@@ -85,7 +96,7 @@ class Explanation:
     slowest_ttft: Mapping[str, float]
     slowest_tpot: Mapping[str, float]
     weights: float
-    time: Mapping[str, float | None]
+    time: Mapping[str, float]
     named: list[Named]
     note: str | None = None
 
@@ -97,19 +108,25 @@ class Explanation:
         return {**head, **tail, **rest}
 
 
-def explain(directory: Path, tried: bool = True) -> Explanation:
-    """The explanation of the run in `directory`. ConfigError for one without logs, or without a finished request."""
+def explain(directory: Path, tried: bool | None = None, trust: bool = False) -> Explanation:
+    """The explanation of the run in `directory`. ConfigError for one without logs, or without a finished request.
+
+    Suggestions are tried if `tried` or, where it is left out, if the run was made by this machine and version; parts
+    that are not schedlab's or a plug-in's are made again only with `trust`.
+    """
     run = read_run(directory)
     if run.status != "finished":
         raise ConfigError(f"{directory}: the run is {run.status}; expected a finished one")
     view = View(run)
     if not view.parts.has_ttft.any():
         raise ConfigError(f"{directory}: no request of the run had a first token; there is nothing to explain")
-    named = _tried(directory, view) if tried else [Named(cause, cause.suggest(view)) for cause in causes(view)]
-    time = {bound: run.summary[f"bound/{bound}"] for bound in ("compute", "memory", "overhead")}
+    tried = made_here(run.manifest) if tried is None else tried
+    named = _tried(directory, view, trust) if tried else [Named(cause, cause.suggest(view)) for cause in causes(view)]
+    machine = machine_of(run.manifest or {})
+    time = time_shares(run, view.past, machine[0].window if machine else None)
     requests = int(view.parts.has_ttft.sum())
     title, tails = _title(Run(directory, run)), view.slowest()
-    note = None if view.config else FROM_PYTHON
+    note = FROM_PYTHON if not view.config else None if tried else NOT_TRIED
     return Explanation(title, requests, view.ttft, view.tpot, *tails, view.weights, time, named, note)
 
 
@@ -121,7 +138,7 @@ def _title(run: Run) -> str:
 # ---- trials ----
 
 
-def _tried(directory: Path, view: View) -> list[Named]:
+def _tried(directory: Path, view: View, trust: bool) -> list[Named]:
     """The causes of a run with their trials. What a real engine ran is first repeated on the virtual clock: suggestions
     and predictions are for that run."""
     found = causes(view)
@@ -129,18 +146,18 @@ def _tried(directory: Path, view: View) -> list[Named]:
         return []
     manifest = view.run.manifest
     try:
-        before = view if (manifest or {}).get("clock") == "virtual" else View(rerun(directory, manifest))
+        before = view if (manifest or {}).get("clock") == "virtual" else View(rerun(directory, manifest, trust=trust))
     except SchedlabError as error:
         return [Named(cause, cause.suggest(view), Trial(failed=str(error))) for cause in found]
     suggested = [(cause, cause.suggest(before)) for cause in found]
-    return [Named(cause, suggestion, _trial(directory, before, suggestion)) for cause, suggestion in suggested]
+    return [Named(cause, suggestion, _trial(directory, before, suggestion, trust)) for cause, suggestion in suggested]
 
 
-def _trial(directory: Path, before: View, suggestion: Suggestion | None) -> Trial | None:
+def _trial(directory: Path, before: View, suggestion: Suggestion | None, trust: bool) -> Trial | None:
     if suggestion is None:
         return None
     try:
-        after = rerun(directory, before.run.manifest, suggestion.changes)
+        after = rerun(directory, before.run.manifest, suggestion.changes, trust=trust)
     except SchedlabError as error:
         return Trial(failed=str(error))
     return Trial(before.run.summary[suggestion.metric], after.summary[suggestion.metric])
@@ -156,8 +173,8 @@ def lines(explanation: Explanation) -> list[str]:
     said += _parts("TPOT", explanation.tpot, explanation.slowest_tpot, TPOT_PARTS)
     if explanation.weights:
         said += [f"  of own decode, moving weights{explanation.weights * 1e3:10,.2f} ms", ""]
-    if None not in explanation.time.values():
-        shares = ", ".join(f"{share:.0%} {_bound(bound)}" for bound, share in explanation.time.items())
+    if explanation.time:
+        shares = ", ".join(f"{share:.0%} {SPENT[part]}" for part, share in explanation.time.items())
         said += [f"Time of the steps: {shares}.", ""]
     if not explanation.named:
         said.append("No cause stands out: none of queue, prompts beside streams, weights and preemptions dominates.")
@@ -178,10 +195,6 @@ def _parts(metric: str, parts: Mapping[str, float], slowest: Mapping[str, float]
 
 def _cell(seconds: float, whole: float) -> str:
     return f"{seconds * 1e3:10,.2f} ms {seconds / whole if whole else 0:7.1%}"
-
-
-def _bound(bound: str) -> str:
-    return bound if bound == "overhead" else f"{bound}-bound"
 
 
 def cause_lines(item: Named) -> list[str]:
@@ -206,8 +219,13 @@ def _outcome(item: Named) -> str:
     moved = f"{suggestion.metric} from {trial.before * 1e3:,.1f} to {trial.after * 1e3:,.1f} ms on the virtual clock"
     if predicted is None:
         return f"Tried: {moved}."
-    verdict = "as predicted" if trial.holds(predicted) else "not as predicted"
-    return f"Tried: {moved}, {verdict} ({predicted * 1e3:,.1f} ± {ERROR * trial.before * 1e3:,.1f} ms)."
+    interval = f"{predicted * 1e3:,.1f} ± {ERROR * trial.before * 1e3:,.1f} ms"
+    holds = trial.holds(predicted)
+    if holds is None:
+        return f"Tried: {moved}; predicted were {interval}, which is wider than the effect and says nothing."
+    vague = holds and ERROR * trial.before >= predicted / 2
+    note = f", an error of {ERROR:.0%} of the value before: the direction, and no more" if vague else ""
+    return f"Tried: {moved}, {'as predicted' if holds else 'not as predicted'} ({interval}{note})."
 
 
 def show(explanation: Explanation, form: str) -> None:

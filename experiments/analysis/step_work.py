@@ -6,12 +6,13 @@ Knows histories and the roofline's parts; measures nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from schedlab.experiments.analysis.history import Histories, histories
+from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.cost.windows import Window, seen_at_most
@@ -65,8 +66,34 @@ def step_work(run: RunTables, roofline: Roofline) -> StepWork:
     return StepWork(flops[ran], moved[ran], seconds[ran], prompts[ran], streams[ran])
 
 
+def time_shares(run: RunTables, past: Histories, window: Window = None) -> dict[str, float]:
+    """Shares of the time of the measured steps that were spent on computing, on memory, and on neither (`overhead`).
+
+    By the rates of the run's manifest; copies of blocks are part of the overhead. Empty for a run without rates.
+    """
+    rates, steps = (run.manifest or {}).get("cost"), run.steps
+    bounds = run.result["measurement"]["window"]
+    now_s, stop = steps["now_ns"] / NS, bounds["stop_s"]
+    inside = (now_s >= (bounds["start_s"] or 0.0)) & (now_s < (np.inf if stop is None else stop))
+    total = float(steps["duration_ns"][inside].sum())
+    if rates is None or not total:
+        return {}
+    explained = Coefficients(**rates["explained"])
+    spent = {"compute": 0.0, "memory": 0.0}
+    for work, repeat, counts in zip(works(run, past, window), steps["repeat"].tolist(), inside, strict=True):
+        if counts:
+            compute, memory, _ = explained.shares_ns(*(getattr(work, f.name) for f in fields(work)))
+            spent["compute"] += compute * repeat
+            spent["memory"] += memory * repeat
+    if window is None:  # the contexts of a row grow from step to step
+        keys = (steps["repeat"] * (steps["repeat"] - 1) // 2 * steps["decode_requests"])[inside].sum()
+        spent["compute" if explained.decode_computes else "memory"] += explained.decode_key_ns * float(keys)
+    return {name: ns / total for name, ns in spent.items()} | {"overhead": 1 - sum(spent.values()) / total}
+
+
 def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
     """The model and the machine that a manifest names; None for an engine that computes no model."""
+    from schedlab.experiments.analysis.rebuild import rebuild
     from schedlab.experiments.analysis.rerun import repeatable, virtual_engine
     from schedlab.experiments.engines import DTYPES, MODEL_EXTRAS
     from schedlab.framework.model.config import ModelConfig
@@ -76,7 +103,7 @@ def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
         return None
     engine = virtual_engine(config, {})
     shape = ModelConfig.from_mapping({k: v for k, v in engine["model"].items() if k not in MODEL_EXTRAS})
-    machine = Hardware(**{k: v for k, v in engine["hardware"].items() if k != "_target_"})
+    machine: Hardware = rebuild({**engine["hardware"]}, "hardware")
     held = DTYPES.get(str(config["engine"].get("dtype")), "bf16")  # by a real engine: its keys and values, and weights
     weights = engine["model"].get("weight_dtype") or engine.get("weight_dtype") or held
     return Roofline(shape, weights, engine.get("kv_cache_dtype", held), engine.get("tensor_parallel", 1)), machine

@@ -17,10 +17,11 @@ import numpy as np
 
 from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.run.elsewhere import run_elsewhere
-from schedlab.experiments.run.manifest import describe_run, write_manifest
+from schedlab.experiments.run.manifest import describe_run, workload_facts, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged, offered
 from schedlab.experiments.run.progress import Quiet
 from schedlab.experiments.run.text import StopStrings, answer_text
+from schedlab.framework.admission import Admission
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
@@ -57,6 +58,7 @@ class Experiment:
     seed: int = 0
     slo: SLO | None = None
     predictor: Predictor | None = None
+    admission: Admission | None = None
     clock: str = "auto"
     start_s: float | None = None
     stop_s: float | None = None
@@ -90,7 +92,7 @@ class Experiment:
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
-                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor)
+                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor, self.admission)
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
                     engine.run(self._after_steps(source, shown, between))
@@ -178,7 +180,8 @@ class Experiment:
             overrides=self.overrides,
             seeds={"seed": self.seed},
             policy=self.policy,
-            trace=self.trace,
+            predictor=self.predictor,
+            workload=workload_facts(self.trace),
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),
             cost=rates_of(self.engine.executor),

@@ -49,7 +49,8 @@ def describe_run(
     overrides: Mapping[str, str],
     seeds: Mapping[str, int],
     policy: object,
-    trace: Trace,
+    predictor: object | None,
+    workload: Mapping[str, Any],
     engine: Mapping[str, Any],
     clock: str,
     cost: Mapping[str, Any] | None = None,
@@ -74,7 +75,8 @@ def describe_run(
         "core": core.mode(),
         "logs": packed.codec().name,
         "policy": source_of(policy),
-        "workload": workload_facts(trace),
+        "predictor": None if predictor is None else source_of(predictor),
+        "workload": dict(workload),
         "versions": versions(),
         "git": git_state(core.PACKAGE.resolve().parents[1]),
         "hardware": hardware(),
@@ -181,6 +183,14 @@ def hardware() -> dict[str, Any]:
     if torch is not None and torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def made_here(manifest: Mapping[str, Any] | None) -> bool:
+    """Whether the manifest says that this machine and version made the run. A convenience: whoever wrote it may lie."""
+    told, found = manifest or {}, hardware()
+    machine, known = told.get("hardware") or {}, told.get("versions") or {}
+    same = all(machine.get(name) == found[name] for name in ("machine", "cpu", "cpus", "memory_bytes"))
+    return same and known.get("schedlab") == __version__
 
 
 @lru_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Curve:
-    """Goodput and attainment of one policy at each rate, means over replicates, with the interval of goodput."""
+    """Goodput and attainment of one policy at each rate, means over replicates, with the interval of goodput: the
+    requests that meet the SLO, by the time in which all arrive."""
 
     policy: str
     rates: tuple[float, ...]
@@ -83,15 +85,19 @@ class Curve:
 
 @dataclass(frozen=True)
 class CapacityStudy:
-    """All that one command found. `limit`: requests/s that no schedule exceeds, None where the cost is not modelled."""
+    """All that one command found. `limit`: requests/s at which no schedule meets the SLO, if arrivals do not end; the
+    geometric mean over the replicates, None where the cost is not modelled. `at_limit`: in how many replicates a policy
+    meets it up to there, so that their traces are too short to tell more."""
 
     options: CapacityOptions
     slo: SLO
+    predictor: str
     workload: str
     requests: int
     capacities: tuple[Capacity, ...]
     curves: tuple[Curve, ...]
     limit: float | None
+    at_limit: Mapping[str, int]
     runs: int
 
 
@@ -125,11 +131,16 @@ def notes(study: CapacityStudy) -> list[str]:
     options, slo = study.options, slo_line(asdict(study.slo))
     lines = [
         f"capacity: the highest rate at which {options.attainment:.0%} of the requests meet SLO {slo}",
+        f"predictor: {study.predictor}",
+        f"predictor: {study.predictor}",
         f"{study.workload}: {options.replicates} replicates of {study.requests / options.replicates:,.0f} requests, "
         f"rates in steps of {options.resolution:.1%}, {study.runs:,} runs",
     ]
     if study.limit is not None:
-        lines.append(f"no schedule serves more than {study.limit:.3g} requests/s (by work)")
+        share = f"{options.attainment:.0%} of the requests"
+        lines.append(f"no schedule serves {share} at more than {study.limit:.3g} requests/s without end (by work)")
+    for policy, count in study.at_limit.items():
+        lines.append(f"{policy}: meets it up to that limit in {count} replicates: longer traces would tell more")
     for found in study.capacities:
         missing = sum(rate is None for rate in found.rates)
         if missing:
@@ -193,7 +204,7 @@ def picture(study: CapacityStudy) -> Figure:
             axis.plot([found.mean], [knee], "o", color=style["color"])
     top = max(max(curve.goodput) for curve in study.curves)
     if study.limit is not None and study.limit < 2 * top:
-        draw_limit(axis, study.limit, "no schedule serves more")
+        draw_limit(axis, study.limit, "no schedule serves as many")
     axis.set(xlabel="offered requests per second", xlim=(0, None))
     axis.set(ylabel="goodput (requests per second)", ylim=(0, None))
     axis.legend(frameon=False)

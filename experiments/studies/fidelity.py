@@ -158,7 +158,8 @@ class Profiler:
         if self._given is not None:
             return self._given
         measured = [*self._measured, *(step for steps in self._during.values() for step in steps)]
-        errors, setting = calibrate.held_out_errors(measured), self._setting
+        setting = self._setting
+        errors = calibrate.held_out_errors(measured, setting.roofline.routing)
         return calibrate.make_profile(measured, errors, setting.roofline, setting.hardware, {})
 
     def level(self, profile: Profile, case: Case) -> float:

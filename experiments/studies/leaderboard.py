@@ -250,6 +250,7 @@ def notes(found: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
     return [
         f"Goodput as a share of the best policy's on the same requests, over {len(scored)} cells of traffic, load and "
         f"SLO, each with seeds {', '.join(map(str, seeds))}; all policies with default knobs, on the virtual clock.",
+        *settings(cells_of(found)),
         "The interval is Student's over the seeds. A place is one more than the number of policies that are better: "
         "whose paired differences over the seeds have an interval above 0, as in `schedlab compare`, with Holm's "
         "correction over the comparisons of a policy. A shared place does not say that two are equal.",
@@ -257,6 +258,24 @@ def notes(found: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
         *(f"No policy met the SLO: {name}." for name in sorted(left_out)),
         *(f"{policy} failed in {len(names)} cells: {error}" for (policy, error), names in failed.items()),
     ]
+
+
+def settings(cells: Sequence[Cell]) -> list[str]:
+    """The predictors and SLO classes of the cells: no score is to be read without them."""
+    from schedlab.experiments.analysis.table import predictor_line, slo_line
+    from schedlab.experiments.run.compose import preset
+
+    def chosen(group: str) -> list[str]:
+        words = (word for cell in cells for word in cell.words if word.startswith(f"{group}="))
+        return list(dict.fromkeys(word.partition("=")[2] for word in words))
+
+    predictors = [
+        predictor_line({"labels": {"predictor": name}, "config": {"predictor": preset("predictor", name)}})
+        for name in chosen("predictor") if name != "none"
+    ]  # fmt: skip
+    told = f"Policies that ask how long an output will be are told by predictor {' or '.join(predictors)}."
+    slos = [slo_line(preset("slo", name)) for name in chosen("slo")]
+    return [*([told] if predictors else []), *([f"SLO {'; '.join(slos)}."] if slos else [])]
 
 
 def equals(found: Sequence[Entry]) -> list[list[str]]:

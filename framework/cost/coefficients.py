@@ -13,6 +13,7 @@ import numpy as np
 
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Bound, Estimate, Roofline, Work, estimate, largest, overhead_s
+from schedlab.framework.cost.routing import Routing
 
 FRACTION_BITS = 20
 """Decode durations are fixed-point: whole 2^-20 ns, so that sums and products of integers are exact in any order."""
@@ -30,6 +31,8 @@ class Coefficients:
     prefill_step_ns, decode_step_ns   a step that prefills, that decodes: its attention is a kernel of its own
     matrix_ns    a step of two tokens or more: products of two matrices, for which a CPU has other kernels
     weights_ns, linear_ns, linear_ridge      projections: floor, per token beyond `linear_ridge` tokens
+    experts_ns, expert_token_ns   all experts of all layers read, of which a step reads its share; each token's
+    num_experts, experts_per_token, routing_skew   what that share follows from (`routing.py`); 0 in a dense model
     token_ns     each token's other traffic
     head_ns, logits_ns, logits_ridge         logits if any row is due: floor, per row beyond `logits_ridge` rows
     row_ns       each row's sampling and traffic
@@ -64,6 +67,11 @@ class Coefficients:
     copied_byte_ns: float = 0.0
     host_ns: float = 0.0
     host_request_ns: float = 0.0
+    experts_ns: float = 0.0
+    expert_token_ns: float = 0.0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    routing_skew: float = 0.0
 
     @classmethod
     def from_roofline(cls, roofline: Roofline, hardware: Hardware) -> Coefficients:
@@ -79,6 +87,8 @@ class Coefficients:
         idle, step, request = (overhead_s(roofline, hardware, work) * 1e9 for work in works)
         attention = hardware.attention_us * 1e3 * roofline.model.num_hidden_layers
         linear_ns, weights_ns = decode["linears"]
+        routing = roofline.routing
+        expert_ns, chosen_ns = decode["experts"]
         logits_ns, head_ns = decode["logits"]
         pair_ns, key_ns = prefill["prefill attention"]
         attention_ns, read_ns = decode["decode attention"]
@@ -94,7 +104,18 @@ class Coefficients:
             copy_ns=hardware.copy_us * 1e3, copied_byte_ns=copy["block copies"][1],
             host_ns=(hardware.step_us + hardware.scheduler_us) * 1e3,
             host_request_ns=(hardware.request_us + hardware.scheduler_request_us) * 1e3,
+            experts_ns=chosen_ns * routing.num_experts / routing.chosen if routing.num_experts else 0.0,
+            expert_token_ns=expert_ns, num_experts=routing.num_experts, experts_per_token=routing.chosen,
+            routing_skew=routing.skew,
         )  # fmt: skip
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.num_experts, self.experts_per_token, self.routing_skew)
+
+    def experts_read_ns(self, tokens: int) -> float:
+        """Time of reading the experts that `tokens` tokens choose."""
+        return self.experts_ns * self.routing.distinct(tokens) / self.num_experts
 
     def shares_ns(
         self, tokens: int, rows: int, decodes: int, prefills: int, pairs: int, keys: int, decode_keys: int, copied: int
@@ -115,6 +136,12 @@ class Coefficients:
                 compute = self.weights_ns + self.linear_ns * (tokens - self.linear_ridge)
             else:
                 memory += self.weights_ns
+            if self.num_experts:
+                read, computed = self.experts_read_ns(tokens), self.expert_token_ns * tokens
+                if computed > read:
+                    compute += computed
+                else:
+                    memory += read
             if rows > self.logits_ridge:
                 compute += self.head_ns + self.logits_ns * (rows - self.logits_ridge)
             elif rows:

@@ -1,4 +1,4 @@
-cpdef str batch_text(preempted, grants, decodes, decodes_at)
+cpdef str batch_text(preempted, grants, decodes, decodes_at, rejected=*)
 cpdef str pairs_text(pairs)
 
 

@@ -89,14 +89,18 @@ class Recorder:
         refusals: Pairs,
         idle_until_ns: int | None,
         starts: Sequence[int] = (),
+        rejected: Pairs = (),
     ) -> None:
         """What a policy decided in one step. `decodes` is "all", or ids in batch order; empty if nobody decodes.
 
         `starts` are the positions from which the grants compute: of a prefix hit, or where the last grant ended.
+        `rejected` are turned away, each with its reason.
 
         `idle_until_ns` is None for a step that did not idle, and for one that idles until something happens.
         """
-        self._decisions.add(index, now_ns, preempted, grants, decodes, decodes_at, refusals, idle_until_ns, starts)
+        self._decisions.add(
+            index, now_ns, preempted, grants, decodes, decodes_at, refusals, idle_until_ns, starts, rejected
+        )
         if len(self._decisions.rows) >= self._limit:
             self._fold()
 

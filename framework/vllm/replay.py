@@ -45,7 +45,7 @@ def engine_arguments(model: str, limits: Mapping[str, Any], more: Mapping[str, A
         "enable_prefix_caching": limits["enable_prefix_caching"],
         "num_gpu_blocks_override": blocks + 1 if blocks else None,
         "watermark": (watermark + 0.5) / (blocks + 1) if blocks and watermark else limits["watermark"],
-        "scheduler_cls": "schedlab.framework.vllm.scheduler.Scheduler",
+        "scheduler_cls": "schedlab.framework.vllm.scheduler.steered",
         "disable_log_stats": True,
         **more,
     }
@@ -74,7 +74,7 @@ class Replay:
     def attach(self, source: Source, config: EngineConfig, clock: Clock, recorder: Recorder) -> Replay:
         """What to serve, under which limits, and who is told."""
         self.source, self.config, self.clock, self.recorder = source, config, clock, recorder
-        self._scheduler._journal = Journal(recorder, self._finished)
+        self._scheduler.record(Journal(recorder, self._finished))
         self._aborts: list[tuple[int, int, EngineRequest]] = []
         self._served: dict[str, int] = {}
         self._demanded: dict[str, int] = {}

@@ -37,8 +37,8 @@ def read_extras(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
     return extras
 
 
-def request_of(theirs: Any, arrival_ns: int, block_size: int) -> EngineRequest:
-    """The request of an engine that nobody replays: its content is known by the hashes of its blocks."""
+def request_of(theirs: Any, arrival_ns: int, now_ns: int, block_size: int) -> EngineRequest:
+    """The request of an engine that nobody replays, visible now: its content is known by the hashes of its blocks."""
     extras = read_extras(theirs.sampling_params.extra_args)
     deadline_s = extras.get("deadline_s")
     ids = [int.from_bytes(bytes(block)[:8], "little") >> 1 for block in theirs.block_hashes]
@@ -53,6 +53,7 @@ def request_of(theirs: Any, arrival_ns: int, block_size: int) -> EngineRequest:
         deadline_ns=None if deadline_s is None else arrival_ns + to_ns(deadline_s),
         session=extras.get("session", theirs.session_id),
         slo=_slo(extras),
+        visible_ns=now_ns,
     )
     request._predicted = extras.get("predicted_output_tokens")
     return request

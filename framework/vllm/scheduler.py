@@ -97,7 +97,7 @@ class Steered:
         vllm: Any = self
         surface.check_names(vllm)
         surface.check_features(vllm)
-        settings = self.settings or read_settings(vllm.vllm_config.additional_config)
+        settings = self.steering = self.settings or read_settings(vllm.vllm_config.additional_config)
         own = isinstance(settings.policy, OwnScheduler)
         self._zero = (time.monotonic_ns(), time.time())
         self.boundary_ns: int | None = None  # when the requests of this step were taken, if they are not pushed
@@ -119,6 +119,10 @@ class Steered:
     def now_ns(self) -> int:
         """Nanoseconds since this scheduler was made, or on the clock of `start_clock`."""
         return time.monotonic_ns() - self._zero[0]
+
+    def record(self, journal: Journal) -> None:
+        """Tell `journal` from now on what happens."""
+        self._journal = journal
 
     def start_clock(self, clock: Clock) -> None:
         """From now on times are those of `clock`, which measures real time."""
@@ -176,8 +180,9 @@ class Steered:
         extra_args = theirs.sampling_params.extra_args or {}
         request = self._offered.pop(str(extra_args.get("schedlab_offered")), None)
         if request is None:
-            arrival_ns = max(round((theirs.arrival_time - self._zero[1]) * 1e9), 0)
-            request = request_of(theirs, arrival_ns, self._books.block_size)
+            now_ns = self.now_ns()
+            arrival_ns = min(max(round((theirs.arrival_time - self._zero[1]) * 1e9), 0), now_ns)
+            request = request_of(theirs, arrival_ns, now_ns, self._books.block_size)
         if self._predictor is not None and request._predicted is None:
             request._predicted = self._predictor.predict(request)
         return request
@@ -369,9 +374,7 @@ class Asynchronous(Steered, AsyncScheduler):  # type: ignore[misc]
     """A step is decided while the one before runs."""
 
 
-class Scheduler:
-    """What `--scheduler-cls schedlab.vllm.Scheduler` names: asynchronous or not as vLLM's configuration says."""
-
-    def __new__(cls, vllm_config: Any, *args: Any, **keys: Any) -> Any:
-        kind = Asynchronous if vllm_config.scheduler_config.async_scheduling else Synchronous
-        return kind(vllm_config, *args, **keys)
+def steered(vllm_config: Any, *args: Any, **keys: Any) -> Any:
+    """A scheduler of the kind that vLLM's configuration asks for."""
+    kind = Asynchronous if vllm_config.scheduler_config.async_scheduling else Synchronous
+    return kind(vllm_config, *args, **keys)

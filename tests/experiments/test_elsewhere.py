@@ -10,7 +10,6 @@ from schedlab.experiments import engines
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.vllm_engine import vllm
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.policy import Policy
 from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.workloads.populations import CommonWork
@@ -66,7 +65,7 @@ def test_a_fault_of_the_user_comes_back_as_its_line(tmp_path):
 
 
 def test_what_cannot_travel_is_told():
-    class Local(Policy):
+    class Local(ChunkedPrefill):
         pass
 
     with pytest.raises(ConfigError, match="a part of the run cannot go to its process"):

@@ -63,6 +63,28 @@ def test_a_run_decides_the_same_from_its_own_folder(schedlab, workspace, engine,
     assert preempted
 
 
+def test_chains_of_a_measured_run_are_decided_again(schedlab, workspace):
+    """A row a chain, a stamp a row: replay and diff need no cost model."""
+    words = ("engine=cpu", "model=tiny", "workload=closed_loop", "workload.num_requests=12", "workload.users=3",
+             "engine.max_chained_steps=2", "plots=false", "progress=false", "wandb.mode=disabled")  # fmt: skip
+    for name, policy in (("a", "fcfs"), ("b", "chunked_prefill")):
+        done = schedlab("run", f"policy={policy}", *words, f"hydra.run.dir={name}")
+        assert done.code == 0, done.err
+    assert read_run(workspace / "a").steps["repeat"].max() == 2
+    done = schedlab("replay", "a")
+    assert done.code == 0 and "the same decisions" in done.out, done.out + done.err
+    done = schedlab("diff", "a", "b")
+    assert done.code == 0, done.out + done.err
+
+
+@pytest.mark.parametrize("chained", [2, 5])
+def test_chains_of_a_modelled_run_from_python_are_decided_again(chained, tmp_path):
+    engine = schedlab.engines.virtual("llama3.1-8b", "h100", num_blocks=700, max_chained_steps=chained)
+    schedlab.run(ChunkedPrefill(), CommonWork(num_requests=20), engine, out=tmp_path)
+    assert (read_run(tmp_path).steps["repeat"] > chained).any()
+    assert replaying.replay(tmp_path).equal
+
+
 def test_a_run_needs_nothing_but_its_folder(schedlab, workspace):
     """Neither the trace nor the place where it ran."""
     trace = workspace / "trace.csv"
@@ -151,7 +173,7 @@ def log(rows: list[tuple[str, int]]) -> dict:
         "index": np.cumsum(repeats) - repeats, "repeat": repeats, "preempted": [[] for _ in merged],
         "grants": [[[batch, 3]] if batch in "xy" else [] for batch, _ in merged],
         "decodes": ["all" if batch == "all" else [] for batch, _ in merged],
-        "decodes_at": np.zeros(len(merged), dtype=np.int64),
+        "decodes_at": np.zeros(len(merged), dtype=np.int64), "rejected": [[] for _ in merged],
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from schedlab.experiments import engines
-from schedlab.experiments.bench.device_rows import Device, Row
+from schedlab.experiments.device.rows import Device, Row
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.studies.calibrate import facts, held_out_errors, make_profile, tolerated
 from schedlab.experiments.studies.grid import Extent
