@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.admission import Admission
@@ -28,6 +28,9 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import Source
+
+if TYPE_CHECKING:
+    from schedlab.framework.cost.fit import Profile
 
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
@@ -179,7 +182,7 @@ def virtual(
     weight_dtype: str = "bf16",
     kv_cache_dtype: str = "auto",
     tensor_parallel: int = 1,
-    profile: str | Path | None = None,
+    profile: Profile | str | Path | None = None,
     gpu_memory_utilization: float = 0.9,
     **limits: Any,
 ) -> EngineSetup:

@@ -203,7 +203,7 @@ def replay(folder: Path, name: str) -> dict[str, tuple[float, float]]:
     tables, card, seqs, blocks = REPLAYS[name]
     with gzip.open(folder / f"{name}.jsonl.gz", "rt") as file:
         stamps = [json.loads(line) for line in file]
-    hardware = machine(card, "vllm")
+    hardware = machine(card, "vllm_async")
     roofline = Roofline(shape("llama3.1-8b"), "bf16", "bf16", 1)
     profile = imported(open_source("llmservingsim", roofline, hardware, str(folder / tables)), roofline, hardware)
     engine = engines.virtual(

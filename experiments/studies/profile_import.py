@@ -59,7 +59,7 @@ def import_job(config: DictConfig, source: str) -> Path:
     """Read the tables, fit, show, and write the profile; its path."""
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
-    from schedlab.experiments.run.job import short
+    from schedlab.experiments.run.messages import short
 
     keys = compose.resolve(config["import"])
     check_arguments("import", keys, Options)
@@ -97,8 +97,10 @@ def open_source(
     version: str | None = None,
 ) -> Kernels:
     """The kernels of a source for one model on one machine. ConfigError for what it does not have."""
-    if window := roofline.model.sliding_window:
-        raise ConfigError(f"profile import: expected a model without a sliding window, found {window}")
+    model = roofline.model
+    if model.num_experts or any(window is not None for window in model.windows):
+        found = f"{model.num_experts} experts" if model.num_experts else "a sliding window"
+        raise ConfigError(f"profile import: expected a dense model without windows, found {found}")
     if source == "aiconfigurator":
         return AIConfigurator(find_root(path), roofline, hardware, backend, version)
     if path is None:

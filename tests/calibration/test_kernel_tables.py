@@ -127,7 +127,7 @@ def test_rows_faster_than_the_peak_are_left_out(tables, h100) -> None:
     ("options", "backend", "hardware", "message"),
     [
         ({"weight_dtype": "fp8"}, "vllm", "h100", "engine.weight_dtype: .*gemm_perf.parquet has bf16, found fp8"),
-        ({"kv_cache_dtype": "fp8"}, "vllm", "h100", "no row of 2 query and 1 key-value heads of 64, keys and"),
+        ({"kv_cache_dtype": "fp8"}, "vllm", "h100", "no row of 2 query and 1 key-value heads of 64, keys"),
         ({}, "sglang", "h100", r"gemm/sglang has no gemm_perf.parquet: gemm is of vllm"),
         ({}, "nim", "h100", "import.backend: expected one of vllm, trtllm, sglang, found nim"),
         ({}, "vllm", "a100", "hardware=a100: expected a device of .*: h100_sxm"),

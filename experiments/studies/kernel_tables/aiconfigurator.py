@@ -1,7 +1,7 @@
 """Kernel tables of the PyPI package aiconfigurator-core (Apache-2.0).
 
-Parquet files systems/data/DEVICE/{gemm,attention,comm}/BACKEND/VERSION/*.parquet. Times are in ms; the `message_size` of
-an all-reduce counts elements.
+Parquet files systems/data/DEVICE/{gemm,attention,comm}/BACKEND/VERSION/*.parquet. Times are in ms; the `message_size`
+of an all-reduce counts elements.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class AIConfigurator(Kernels):
         )  # fmt: skip
         if not chosen.any():
             raise ConfigError(
-                f"kernel tables: {path} has no row of {heads} query and {kv_heads} key-value heads of {model.head_dim}, "
-                f"keys and values in {r.kv_cache_dtype}, without a window"
+                f"kernel tables: {path} has no row of {heads} query and {kv_heads} key-value heads "
+                f"of {model.head_dim}, keys and values in {r.kv_cache_dtype}, without a window"
             )
         lengths = table[size] + (1 if size == "step" else 0)  # of a decode the tokens before its own are given
         batches = table["batch_size"]
