@@ -21,7 +21,6 @@ import schedlab
 from schedlab import core
 from schedlab.experiments.analysis import commands
 from schedlab.experiments.run.messages import show_warning
-from schedlab.experiments.studies import reproduce
 from schedlab.framework.errors import ConfigError, SchedlabError
 
 if TYPE_CHECKING:
