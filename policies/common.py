@@ -135,10 +135,7 @@ def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0
 
 def admit_limited(step: Step, order: Iterable[Request], room: int, limits: PromptLimits) -> int:
     """As `admit`, under `limits`: who would be one partly computed prompt too many is passed over."""
-    granted, partial = (
-        0,
-        sum(request.state == "running" and bool(remaining(step, request)) for request in step.prefilling),
-    )
+    granted, partial = 0, sum(request.state == "running" for request in step.prefilling)  # this step's last ones too
     for request in order:
         if not may_be_admitted(step, request):
             continue
