@@ -1,7 +1,7 @@
 """`schedlab diff`: where two runs part, what each saw and decided there, and what it did to every request.
 
 The first step at which the decision logs differ is found in the files; what the policies saw is had by executing both
-runs up to that step again. Knows runs and steps; statistics over many runs are compare's.
+runs up to that step again. Statistics over many runs are compare's.
 """
 
 from __future__ import annotations

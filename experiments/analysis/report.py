@@ -1,7 +1,6 @@
 """`schedlab report DIR`: what a run or a sweep left, as one HTML file that needs nothing else.
 
-Knows which pictures and tables belong together and collects their data from the files; draws in report_plots.py, and
-lays out in templates/report.html.j2.
+Pictures are drawn in report_plots.py; the layout is templates/report.html.j2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finished runs side by side, from their files: headline figures, what differs between the runs, which tokens agree.
 
-Knows how to read runs and how to lay a table out (terminal in ms, Markdown, JSON); computes no figure of its own.
+It is laid out for the terminal (in ms), Markdown and JSON; no figure is computed here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Better, worse or inconclusive: what paired replicates of runs say of a variant against its baseline.
 
-Knows metrics, which direction is good, and how a family of them is judged; statistics.py has the inference,
-replicates.py says which runs belong together. Shows and writes nothing: see compare.py.
+statistics.py has the inference, replicates.py says which runs belong together. Shows and writes nothing: see
+compare.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`schedlab calibrate`: measures an engine's own steps over a designed grid and fits the cost profile of this machine;
 of an engine in a process of its own, as vLLM's, the steps of a run.
 
-Knows how to judge a fit; how the steps are run is in measuring.py, which steps in grid.py, the fit in
-framework/cost/fit.py.
+How the steps are run is in measuring.py, which steps in grid.py, the fit in framework/cost/fit.py.
 """
 
 from __future__ import annotations
