@@ -182,7 +182,7 @@ def calibration(device: Device) -> Iterator[Row]:
     errors = held_out_errors(measured)
     roofline = Roofline(extent.shape, "fp32" if extent.dtype == "float32" else "bf16")
     machine = replace(MACHINE, name=_machine_name(device))
-    profile = make_profile(measured, errors, roofline, machine, facts(setup, "auto", extent.grid))
+    profile = make_profile(measured, errors, roofline, machine, facts(setup, "auto", {"extent": asdict(extent.grid)}))
     device.profile = profile
     most = None if device.interpreted else tolerated(profile.error)
     note = f"{profile.error.num_points} steps; repeats differ by {profile.error.repeat_difference or 0.0:.1%}"
