@@ -1,6 +1,5 @@
 """What `engine=` names: an executor, the scheduler's limits for it, and the clocks that can measure it.
 
-Knows how models, hardware and memory sizes become the arguments of an executor; knows nothing of policies or workloads.
 In Python, models and hardware may be given by the name of their preset: `engines.virtual("llama3.1-8b", "h100")`.
 """
 
@@ -11,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.run.checks import check_arguments
+from schedlab.framework.admission import Admission
 from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
@@ -27,6 +27,9 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import Source
+
+if TYPE_CHECKING:
+    from schedlab.framework.cost.fit import Profile
 
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
@@ -60,10 +63,11 @@ class EngineSetup:
     python: str | None = None
 
     def engine(
-        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None
-    ) -> Engine:
+        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None = None,
+        admission: Admission | None = None,
+    ) -> Engine:  # fmt: skip
         """An engine that will run `policy` over `source`."""
-        return Engine(policy, self.executor, source, self.config, clock, recorder, predictor)
+        return Engine(policy, self.executor, source, self.config, clock, recorder, predictor, admission)
 
     def counters(self) -> dict[str, int]:
         """What the engine counted beside its rows, when it has run."""
@@ -177,7 +181,7 @@ def virtual(
     weight_dtype: str = "bf16",
     kv_cache_dtype: str = "auto",
     tensor_parallel: int = 1,
-    profile: str | Path | None = None,
+    profile: Profile | str | Path | None = None,
     gpu_memory_utilization: float = 0.9,
     **limits: Any,
 ) -> EngineSetup:
@@ -254,12 +258,13 @@ def roofline_of(model: str | Mapping[str, Any], dtype: str) -> Roofline:
     return Roofline(shape, extras.get("weight_dtype") or DTYPES[dtype], DTYPES[dtype])
 
 
-def hardware_preset(hardware: str | Hardware) -> Hardware:
+def hardware_preset(hardware: str | Hardware, serving: str = "none") -> Hardware:
+    """A preset's machine, with the host constants of a preset of `serving`."""
     if isinstance(hardware, Hardware):
         return hardware
     from schedlab.experiments.run.compose import preset
 
-    keys = dict(preset("hardware", hardware))
+    keys = dict(preset("hardware", hardware, serving))
     keys.pop("_target_")
     return Hardware(**keys)
 

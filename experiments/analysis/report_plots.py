@@ -1,7 +1,6 @@
 """The pictures of a report: each one panel wide, so that they can be read on a phone. Units on every axis.
 
-Knows what to draw and draws with plots.py's colours, which any colour vision tells apart; lines differ in dash, points
-in shape as well.
+Colours are those of plots.py, which any colour vision tells apart; lines differ in dash, points in shape as well.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ SIZE = (5.2, 3.2)
 MARKERS = "osD^vPX"
 TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
 CAPTIONS = {
+    "_by_": "A line a variant; the band is the 95 % interval of its replicates",
     "cdf": "How many requests had at most so much", "itl": "Longest gap that any stream saw, over time",
     "batch": "What the steps computed", "occupancy": "Queue and KV cache", "roofline": "The steps under the roofline",
     "pareto": "Each variant, and small its replicates", "fairness": "By client",

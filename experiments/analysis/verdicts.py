@@ -1,7 +1,7 @@
 """Better, worse or inconclusive: what paired replicates of runs say of a variant against its baseline.
 
-Knows metrics, which direction is good, and how a family of them is judged; statistics.py has the inference,
-replicates.py says which runs belong together. Shows and writes nothing: see compare.py.
+statistics.py has the inference, replicates.py says which runs belong together. Shows and writes nothing: see
+compare.py.
 """
 
 from __future__ import annotations
@@ -32,14 +32,24 @@ SECONDARY = (
 """What is looked at beside the primary metric where nothing is asked; those that no run knows are left out."""
 LOWER_IS_BETTER = (
     "ttft", "tpot", "itl", "e2e", "queue", "preemptions", "recomputed_tokens", "backlog_end", "makespan_s", "scheduler",
-    "batch/idle_slot_share", "requests/rejected", "requests/aborted", "requests/length_capped", "requests/failed",
+    "batch/idle_slot_share", "requests/rejected",
+    "requests/shed", "requests/queue_full", "requests/rate_limited", "shed_share",
+    "requests/aborted", "requests/length_capped", "requests/failed",
 )  # fmt: skip
 HIGHER_IS_BETTER = ("throughput", "goodput", "slo", "prefix", "fairness", "requests/finished")
+
+
+BETTER_IN_A_PART = {
+    "slo_attainment": 1, "finished": 1, "output_tokens_per_s": 1, "ttft_p99": -1, "tpot_p99": -1, "rejected": -1,
+}  # fmt: skip
+"""Of the figures of one SLO class or client."""
 
 
 def better_when(metric: str) -> int:
     """-1 if lower is better, 1 if higher is, 0 for a metric that is neither."""
     group = metric.partition("/")[0]
+    if group in ("class", "client"):
+        return BETTER_IN_A_PART.get(metric.rpartition("/")[2], 0)
     if metric in LOWER_IS_BETTER or group in LOWER_IS_BETTER:
         return -1
     return int(metric in HIGHER_IS_BETTER or group in HIGHER_IS_BETTER)
@@ -251,8 +261,8 @@ def answer(question: Question, metrics: Sequence[str], level: float, effect: flo
 def stated_error(question: Question) -> float:
     """Of times modelled by a profile: its mean relative error over steps that it had not seen; 0 where none is."""
     sides = (*question.variant_runs.values(), *question.baseline_runs.values())
-    rates = [run.manifest.get("cost") or {} for runs in sides for run in runs]
-    return max((float(found.get("held_out_error", 0.0)) for found in rates), default=0.0)
+    stated = [(run.manifest.get("cost") or {}).get("held_out_error") for runs in sides for run in runs]
+    return max((float(error) for error in stated if isinstance(error, int | float)), default=0.0)
 
 
 def refusal(question: Question) -> str | None:

@@ -1,7 +1,6 @@
 """`schedlab run`: from a composed config to a run directory, a line or a table, and a W&B run.
 
-Knows which part of the config becomes which part of an experiment. A job that fails leaves a result that says so and
-costs the other jobs of a sweep nothing.
+A job that fails leaves a result that says so and costs the other jobs of a sweep nothing.
 """
 
 from __future__ import annotations
@@ -116,6 +115,10 @@ def objective_of(keys: Mapping[str, Any]) -> Objective:
     return Objective(**keys)
 
 
+MOST_DRAWN = 500_000
+"""Rows of requests and steps of a run whose pictures are drawn without being asked for."""
+
+
 def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
     """A run and all that is made of its files, which are read once."""
     settings = settings_of(resolved)
@@ -126,10 +129,7 @@ def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
         experiment.run(directory, progress(experiment.name, settings.progress))
         tables = read_run(directory)
         if settings.plots and settings.record == "full":
-            from schedlab.experiments.analysis.plots import save_all
-
-            with drawing(directory):
-                save_all(tables, directory / "plots")
+            draw(tables, directory)
         if settings.record == "full":
             add_timeline(tables, directory, settings.timeline)
     except BaseException:
@@ -157,6 +157,7 @@ def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment
         seed=settings.seed,
         slo=compose.build_optional(resolved["slo"], "slo"),
         predictor=compose.build_optional(resolved["predictor"], "predictor"),
+        admission=compose.build_optional(resolved["admission"], "admission"),
         clock=settings.clock,
         **resolved["measure"],
         observed_at=compose.build_optional(resolved["observed_at"], "observed_at"),
@@ -183,7 +184,9 @@ def tracker_of(keys: Mapping[str, Any], experiment: Experiment, directory: Path)
             *(str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels),
         ],
     )
-    return start_tracker(named, {**experiment.config, **flat_facts(experiment.manifest())}, directory)
+    return start_tracker(
+        named, {**experiment.config, **flat_facts(experiment.manifest())}, directory, in_sweep=sweep is not None
+    )
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,11 +206,22 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def draw(run: RunTables, directory: Path) -> None:
+    """The pictures of a run whose logs are read in a few seconds and a gigabyte at most; else a line says why not."""
+    if (rows := sum(run.result["rows"].values())) > MOST_DRAWN:
+        print(f"no plots in {short(directory)}: {rows:,} rows of logs; `schedlab report` draws them", file=sys.stderr)
+        return
+    from schedlab.experiments.analysis.plots import save_all
+
+    with drawing(directory):
+        save_all(run, directory / "plots")
+
+
 def add_timeline(run: RunTables, directory: Path, max_rows: int) -> None:
     """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
     from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
 
-    if 0 < len(run.steps["index"]) <= max_rows:
+    if 0 < run.result["rows"]["steps"] <= max_rows:
         write_timeline(run, directory / TIMELINE)
 
 

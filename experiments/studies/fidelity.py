@@ -2,9 +2,8 @@
 
 One trace, below and above saturation, under each policy: real runs on this machine, and the same on the virtual clock
 with a profile that is measured meanwhile. A busy clock leaves out what happens between steps, so that cells of the
-calibration run there, and the machine, whatever else it has to do, is the same for both. Knows what is run, compared
-and tolerated; how steps are measured is in measuring.py, how decisions are taken again in decisions.py, how the result
-is shown in fidelity_result.py.
+calibration run there, and the machine, whatever else it has to do, is the same for both. How steps are measured is in
+measuring.py, how decisions are taken again in decisions.py, how the result is shown in fidelity_result.py.
 """
 
 from __future__ import annotations
@@ -278,7 +277,13 @@ def setting_of(config: DictConfig, options: FidelityOptions) -> Setting:
     from schedlab.experiments.run.checks import check_whole
 
     check_whole(config.measure, "fidelity")
-    roofline, hardware = calibrate.modelled(config, compose.build(config.engine, "engine"), "fidelity")
+    setup = compose.build(config.engine, "engine")
+    roofline, hardware = calibrate.modelled(config, setup, "fidelity")
+    if setup.python is not None and (config.profile is None or config.engine.num_blocks is None):
+        raise ConfigError(
+            f"fidelity engine={setup.name}: expected engine.num_blocks and profile, as `schedlab calibrate "
+            f"engine={setup.name}` writes it; found {config.engine.num_blocks} and {config.profile}"
+        )
     return Setting(
         policies=policies_of(config, options.policies, "fidelity.policies"),
         workload=compose.build(config.workload, "workload"),

@@ -34,7 +34,6 @@ MEASURED_SIZES = {"prompt_tokens": 1024, "context_tokens": 512, "batch_size": 16
 """Where steps are measured, sizes that a CPU gets through in seconds."""
 TOLERATED_RATIO = 1.5
 """Measured over modelled time beyond which (or below its inverse) the roofline does not explain a step."""
-
 MIB = 1 << 20
 
 

@@ -1,7 +1,7 @@
 """Jump rows of a step log as the steps that they stand for, by the rates that the run's manifest keeps.
 
 A jump is one row: how many steps, the cost inputs of the first, the total duration. What a step of it costs follows
-from the cost model's rates alone. Knows these rates and the steps table; knows nothing of engines or files.
+from the cost model's rates alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def rates_of(executor: object) -> dict[str, Any] | None:
     if not isinstance(executor, CostExecutor):
         return None
     profile = executor.profile
-    stated = {} if profile is None else {"held_out_error": profile.error.held_out_mean}
-    return {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained), **stated}
+    stated = "unknown" if profile is None else profile.error.held_out_mean
+    rates = {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained)}
+    return {**rates, "held_out_error": stated}
 
 
 def expanded_steps(run: RunTables) -> Columns:

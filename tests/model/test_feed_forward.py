@@ -63,7 +63,9 @@ def test_experts_on_a_device_that_has_no_kernels_for_them():
 
 
 @pytest.mark.parametrize(
-    "more", [{"shared_intermediate_size": 8}, {"num_dense_layers": 1}, {"kv_lora_rank": 8}], ids=lambda more: [*more][0]
+    "more",
+    [{"shared_intermediate_size": 8}, {"num_dense_layers": 1}, {"kv_lora_rank": 8}],
+    ids=lambda more: next(iter(more)),
 )
 def test_what_is_only_modelled_is_refused(more):
     (key, found), *_ = more.items()
