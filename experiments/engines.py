@@ -1,6 +1,5 @@
 """What `engine=` names: an executor, the scheduler's limits for it, and the clocks that can measure it.
 
-Knows how models, hardware and memory sizes become the arguments of an executor; knows nothing of policies or workloads.
 In Python, models and hardware may be given by the name of their preset: `engines.virtual("llama3.1-8b", "h100")`.
 """
 

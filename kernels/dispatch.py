@@ -1,7 +1,6 @@
 """Which implementation of the kernels serves a device: 'triton', 'torch', 'native' or 'reference'.
 
-Knows the names and signatures of the operations and nothing of how they work. Triton is imported only when chosen, so
-that a machine without it can run on torch.
+Triton is imported only when chosen, so that a machine without it can run on torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Opening trace files: compression by content, text as UTF-8, every fault as one line that names the file.
 
-Knows bytes and lines; knows no trace format. A file that ends within a line, as that of a killed writer, is read up to
-the line above.
+A file that ends within a line, as that of a killed writer, is read up to the line above.
 """
 
 from __future__ import annotations

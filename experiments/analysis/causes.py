@@ -1,7 +1,7 @@
 """What made a run slow: four causes, the evidence for each, the change that it suggests and what that should bring.
 
 A cause is named where its share of the latency that it is about reaches a threshold; named causes are ranked by the
-seconds of a mean request that they took. Predictions hold everything else as it was, so they state an error. Knows
+seconds of a mean request that they took. Predictions hold everything else as it was, so they state an error. From
 attributions and configurations; runs nothing.
 """
 

@@ -1,6 +1,6 @@
 """`schedlab compare`: the table of runs and the verdicts on them, on the terminal, in files and in Weights & Biases.
 
-Knows how findings are written; every figure comes from table.py and verdicts.py.
+Every figure comes from table.py and verdicts.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pictures of a run, and of several runs over each other, from their tables. PNG, units on every axis.
 
 Colours are Okabe and Ito's (jfly.uni-koeln.de/color), told apart with any colour vision; lines differ in dash as well.
-Knows what to draw; matplotlib is imported when something is drawn.
+matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations

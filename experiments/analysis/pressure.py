@@ -1,6 +1,4 @@
 """Whether capacity was short in a run: without a queue, preemptions or split prompts, policies have nothing to decide.
-
-Knows the steps and requests of a run.
 """
 
 from __future__ import annotations

@@ -35,7 +35,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """What schedlab has for each place; policies are all of `schedlab.policies`."""
-METHODS: Mapping[str, tuple[str, ...]] = {"predictor": ("predict", "observe"), "estimator": ("step_s", "copy_s")}
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "predictor": ("predict", "observe"),
+    "estimator": ("step_s", "copy_s"),
+    "admission": ("refuse",),
+}
 """What the class of another distribution must have to stand at a place."""
 WORDS = ("_target_", "_partial_", "_convert_", "_recursive_")
 """Keys of Hydra's that a node may have; the last two change nothing for plain values."""

@@ -1,7 +1,6 @@
 """`schedlab report DIR`: what a run or a sweep left, as one HTML file that needs nothing else.
 
-Knows which pictures and tables belong together and collects their data from the files; draws in report_plots.py, and
-lays out in templates/report.html.j2.
+Pictures are drawn in report_plots.py; the layout is templates/report.html.j2.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from schedlab.experiments.analysis.explain import SAID, SPENT, cause_lines, expl
 from schedlab.experiments.analysis.report_plots import svg
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
-from schedlab.experiments.analysis.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run
+from schedlab.experiments.analysis.table import SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run, figures_of
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.writer import folder_within, not_a_link, write_whole
 
@@ -124,7 +123,8 @@ class Report:
 
     def summary(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows: mean over the replicates, with its 95 % interval where there are two and more."""
-        rows = [[f.heading, *(written(f, v.values(f.key)) for v in self.variants)] for f in FIGURES]
+        figures = figures_of(key for v in self.variants for run in v.runs for key in run.tables.summary)
+        rows = [[f.heading, *(written(f, v.values(f.key)) for v in self.variants)] for f in figures]
         return ["", *(v.name for v in self.variants)], [row for row in rows if set(row[1:]) != {UNKNOWN}]
 
     def bounds(self) -> dict[str, list[tuple[str, ...]]]:

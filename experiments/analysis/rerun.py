@@ -1,7 +1,6 @@
 """A run again from its own folder: the manifest's configuration, the requests that were offered, and named changes.
 
-Knows how a manifest becomes an experiment; keeps nothing on disk. What ran on a real engine is repeated on the virtual
-clock.
+Nothing is kept on disk. What ran on a real engine is repeated on the virtual clock.
 """
 
 from __future__ import annotations

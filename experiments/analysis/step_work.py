@@ -1,7 +1,4 @@
-"""What every step of a run computed, from its logs: FLOPs and bytes beside the time it took.
-
-Knows histories and the roofline's parts; measures nothing.
-"""
+"""What every step of a run computed, from its logs: FLOPs and bytes beside the time it took."""
 
 from __future__ import annotations
 

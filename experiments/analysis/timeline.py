@@ -1,8 +1,8 @@
 """A run as a picture in time: `timeline.json` in the Chrome trace-event format, which Perfetto opens offline.
 
 One track for the engine's steps, with counters and rejections, and one a request: preparation, queued, prefill with its
-chunks, decode, preempted, swapped, delivery. Knows the format and the histories of requests; computes no figure.
-The format: "Trace Event Format" (Google, 2016), slices as B and E pairs, times in microseconds.
+chunks, decode, preempted, swapped, delivery. The format: "Trace Event Format" (Google, 2016), slices as B and E pairs,
+times in microseconds.
 """
 
 from __future__ import annotations

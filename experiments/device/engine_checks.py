@@ -1,7 +1,7 @@
 """The whole engine on this device: four policies on one trace, what a step takes, and a calibration profile.
 
 The model is a seeded llama3.1-8b, on the interpreter a tiny one whose times mean nothing. Steps of decodes are padded
-and chained as ever; on a GPU they are captured. Knows what to run and to compare; knows nothing of kernels.
+and chained as ever; on a GPU they are captured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Runs in Python: `schedlab.run(policy, workload, engine)`, without Hydra and, if wished, without files.
 
-Puts a policy, a workload and an engine's setup together, runs them to the end, and hands back the tables. Knows nothing
-of configuration groups, sweeps or trackers.
+Puts a policy, a workload and an engine's setup together, runs them to the end, and hands back the tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`schedlab run`: from a composed config to a run directory, a line or a table, and a W&B run.
 
-Knows which part of the config becomes which part of an experiment. A job that fails leaves a result that says so and
-costs the other jobs of a sweep nothing.
+A job that fails leaves a result that says so and costs the other jobs of a sweep nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run was made of: versions, code, machine, workload, seeds and the resolved configuration.
 
-Knows how to ask the system; knows nothing of results. Imports no torch: versions come from package metadata.
+Imports no torch: versions come from package metadata.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights & Biases as a copy of a run's files: one run, its config, curves, summary, a sample of requests, the files.
 
 Every run is written offline, without key or network; `online` uploads it when it has ended, in a process of its own
-that gets so much time and no more. So W&B never fails a run and never holds one up: whatever goes wrong is one
-warning, and `wandb sync` uploads later. Knows nothing of how a run is made.
+that gets so much time and no more. So W&B never fails a run and never holds one up: whatever goes wrong is one warning,
+and `wandb sync` uploads later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`schedlab calibrate`: measures an engine's own steps over a designed grid and fits the cost profile of this machine.
 
-Knows how to judge a fit; how the steps are run is in measuring.py, which steps in grid.py, the fit in
-framework/cost/fit.py.
+How the steps are run is in measuring.py, which steps in grid.py, the fit in framework/cost/fit.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """What a run returns to a sweeper that searches: a figure of its summary, worse than any other where a limit is broken.
-
-Knows summaries and limits; knows no sweeper.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What no schedule can beat: lower bounds on mean TTFT and mean E2E of a set of requests, an upper one on throughput.
 
-Knows the rates of a cost model and what requests demand; knows no policy and no engine. Times are nanoseconds.
+Times are nanoseconds.
 
 **The machine.** A step with work takes at least a fixed part `step_ns` and, over and above, a sum over its grants: each
 computed token, attended pair and emitted token has a least price (`Prices`). What a batch shares (reading the weights

@@ -1,7 +1,6 @@
 """From measured steps to a cost profile: a robust fit of few non-negative rates, its held-out error, and its file.
 
-Knows points (work, duration) and the form of `Coefficients`; knows nothing of how the steps were run. A duration covers
-the step from one boundary to the next, the scheduler included.
+A duration covers the step from one boundary to the next, the scheduler included.
 """
 
 from __future__ import annotations

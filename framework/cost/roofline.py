@@ -1,6 +1,5 @@
 """FLOPs and bytes of each part of a step, and the time that a machine's ceilings leave for it.
 
-Knows the shape of a decoder and the sums over a step's grants; knows nothing of schedulers, clocks or measurements.
 A part's time is max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009); parts
 follow one another, so a step takes the sum. All figures are per device of a tensor-parallel group.
 """

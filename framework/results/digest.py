@@ -1,7 +1,4 @@
-"""The digest of a run's decisions: equal digests mean equal batches in equal order.
-
-Knows how a batch is written down, nothing of times, of what was refused or of how a policy came to it.
-"""
+"""The digest of a run's decisions: equal digests mean equal batches in equal order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON lines in compressed files, written as a run goes and readable up to the last flush. Knows no row's meaning."""
+"""JSON lines in compressed files, written as a run goes and readable up to the last flush."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs as parquet, where pyarrow is installed. Knows types and files; nested values are kept as JSON text."""
+"""Logs as parquet, where pyarrow is installed. Nested values are kept as JSON text."""
 
 from __future__ import annotations
 

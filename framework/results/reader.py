@@ -1,4 +1,4 @@
-"""Reads a run directory back, whole or not. Knows file names; knows nothing of how a run was made."""
+"""Reads a run directory back, whole or not."""
 
 from __future__ import annotations
 

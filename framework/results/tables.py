@@ -1,6 +1,5 @@
 """The three tables of a run: which columns they have, in which units, as JSON lines and as arrays.
 
-Knows the row schemas and how a value is written; knows nothing of files, of the engine or of what the values mean.
 Times named `_ns` are integer nanoseconds on the engine's clock, times named `_s` are seconds of the same clock.
 """
 

@@ -1,7 +1,7 @@
 """A run directory in the making: logs streamed while the run goes, results at its end.
 
-Knows file names and when to flush; knows nothing of what the rows mean. A run that is killed leaves `.partial` logs
-that can be read up to their last flush, and a result.json that says `interrupted`.
+A run that is killed leaves `.partial` logs that can be read up to their last flush, and a result.json that says
+`interrupted`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ MODULES = (
     "framework.block_pool",
     "framework.cost.coefficients",
     "framework.cost.model",
+    "framework.results.decision_rows",
     "framework.results.digest",
+    "framework.results.token_gaps",
 )
 """Of the package. Their last names differ: by these a library knows the modules in it."""
 PREFIX, SUFFIX = "_core_", EXTENSION_SUFFIXES[0]
