@@ -183,14 +183,14 @@ def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roof
     return roofline_of(compose.resolve(config.model), dtype), hardware
 
 
-def steps_of(run: RunTables, window: Window) -> list[Measured]:
+def steps_of(run: RunTables, window: Window) -> list[MeasuredStep]:
     """The steps of a run that an engine measured which cannot be led through a grid. Equal works share a cell."""
     cells: dict[Work, int] = {}
     measured = []
     for work, duration_ns in zip(works(run, histories(run), window), run.steps["duration_ns"].tolist(), strict=True):
         if work.tokens:
             kind = "mixed" if work.prefills and work.decodes else "prefill" if work.prefills else "decode"
-            measured.append(Measured(cells.setdefault(work, len(cells)), kind, Point(work, duration_ns)))
+            measured.append(MeasuredStep(cells.setdefault(work, len(cells)), kind, Point(work, duration_ns)))
     return measured
 
 
