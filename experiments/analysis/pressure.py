@@ -1,5 +1,4 @@
-"""Whether capacity was short in a run: without a queue, preemptions or split prompts, policies have nothing to decide.
-"""
+"""Whether capacity was short in a run: without a queue, preemptions or split prompts, policies have nothing to decide."""
 
 from __future__ import annotations
 
