@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.analysis.agreement import describe_agreement
+from schedlab.experiments.analysis.derived import derived
 from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.groups import TURNED_AWAY
@@ -138,8 +139,9 @@ class Run:
         """The summary and, where there are logs, how short capacity was."""
         if not self.complete:
             return {}
-        logged = self.tables.result["record"] == "full"
-        return {**self.tables.summary, **(pressure(self.tables) if logged else {})}
+        told = "pressure" in self.tables.result
+        short = pressure(self.tables) if told else derived(self.directory, "pressure", lambda: pressure(self.tables))
+        return {**self.tables.summary, **short}
 
 
 class Comparison:

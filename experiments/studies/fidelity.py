@@ -277,7 +277,13 @@ def setting_of(config: DictConfig, options: FidelityOptions) -> Setting:
     from schedlab.experiments.run.checks import check_whole
 
     check_whole(config.measure, "fidelity")
-    roofline, hardware = calibrate.modelled(config, compose.build(config.engine, "engine"), "fidelity")
+    setup = compose.build(config.engine, "engine")
+    roofline, hardware = calibrate.modelled(config, setup, "fidelity")
+    if setup.python is not None and (config.profile is None or config.engine.num_blocks is None):
+        raise ConfigError(
+            f"fidelity engine={setup.name}: expected engine.num_blocks and profile, as `schedlab calibrate "
+            f"engine={setup.name}` writes it; found {config.engine.num_blocks} and {config.profile}"
+        )
     return Setting(
         policies=policies_of(config, options.policies, "fidelity.policies"),
         workload=compose.build(config.workload, "workload"),

@@ -16,6 +16,7 @@ from schedlab.framework.results.groups import ProgramTimes, group_figures
 from schedlab.framework.results.histogram import Histogram
 from schedlab.framework.results.measured_requests import MeasuredRequests
 from schedlab.framework.results.metrics import Measured, Measurement, observed_at, summarise
+from schedlab.framework.results.pressure import Pressure
 from schedlab.framework.results.rows import DecisionRow, StepRow, decision_line, request_row
 from schedlab.framework.results.step_totals import StepTotals
 from schedlab.framework.results.tables import (
@@ -64,6 +65,8 @@ class Recorder:
         self._programs = ProgramTimes()
         self._served: dict[str, int] | None = None
         self._demanded: dict[str, int] | None = None
+        self._pressure = Pressure()
+        self._step_rows = 0
         self._kept: dict[str, list[Columns]] = {"requests": [], "steps": []}
         self._kept_decisions: list[str] = []
 
@@ -162,6 +165,8 @@ class Recorder:
             "record": self.record,
             "measurement": self._statement(run, outside),
             "summary": summary,
+            "pressure": self._pressure.told(self._requests.whole()),
+            "rows": {"requests": len(self._requests.whole()), "steps": self._step_rows},
             "counters": dict(counters),
             "error": None,
         }
@@ -187,6 +192,8 @@ class Recorder:
     def _fold_steps(self, flat: Flat) -> None:
         self._keep("steps", flat)
         columns = split(STEPS, flat)
+        self._pressure.add(columns)
+        self._step_rows += len(columns["index"])
         if self._windowed:
             columns = self._select(columns, "now_ns")
         if columns["index"]:

@@ -219,8 +219,8 @@ def test_calibrate_then_run_on_its_profile(schedlab: Callable[..., tuple[int, st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("calibrate", "engine=virtual"), "calibrate: expected engine=cpu or engine=cuda, which run a model, found vi"),
-        (("fidelity", "engine=stub"), "fidelity: expected engine=cpu or engine=cuda, which run a model, found stub"),
+        (("calibrate", "engine=virtual"), "calibrate: expected engine=cpu, cuda or vllm, which run a model, found"),
+        (("fidelity", "engine=stub"), "fidelity: expected engine=cpu, cuda or vllm, which run a model, found stub"),
         (("calibrate", "engine.dtype=float64"), "engine.dtype=float64: expected one of float32, bfloat16, float16"),
         (("calibrate", "calibrate.passes=many"), "calibrate.passes: expected an integer, found 'many'"),
         (("calibrate", "calibrate.max_batch=0"), "calibrate.max_batch: expected at least 1, found 0"),
