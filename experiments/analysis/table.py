@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.analysis.agreement import describe_agreement
+from schedlab.experiments.analysis.derived import derived
 from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.groups import TURNED_AWAY
@@ -78,6 +79,7 @@ HEADLINE = ("ttft/p99", "itl/p99", "throughput/output_tokens_per_s", "slo/attain
 def figures_of(keys: Iterable[str]) -> list[Figure]:
     """FIGURES, and what `keys` have beyond them: why requests were turned away, and the figures of SLO classes."""
     further = [Figure(f"requests/{reason}", reason.replace("_", " "), ",d") for reason in TURNED_AWAY]
+    further += [Figure(f"program/duration/{s}", f"program {s} s", ",.2f") for s in ("mean", "p50", "p99")]
     names = dict.fromkeys(key.split("/")[1] for key in keys if key.startswith("class/"))
     for name in names:
         for key, (heading, form, scale) in CLASS_FIGURES.items():
@@ -137,8 +139,9 @@ class Run:
         """The summary and, where there are logs, how short capacity was."""
         if not self.complete:
             return {}
-        logged = self.tables.result["record"] == "full"
-        return {**self.tables.summary, **(pressure(self.tables) if logged else {})}
+        told = "pressure" in self.tables.result
+        short = pressure(self.tables) if told else derived(self.directory, "pressure", lambda: pressure(self.tables))
+        return {**self.tables.summary, **short}
 
 
 class Comparison:

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 Bound = Literal["compute", "memory", "overhead"]
 
-BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.5}
+BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.5, "fp4": 4.5}
 """Bits an element of each dtype. int8 carries a 16-bit scale for each group of 64 weights, int4 also an offset, as the
-engine's do; the scales of fp8 weigh nothing, being one for a row or a tensor."""
+engine's do; fp4 an 8-bit scale for each group of 16 (NVFP4); those of fp8 weigh nothing, one for a row or a tensor."""
 
+NARROW_ARITHMETIC = ("fp8", "fp4")
+"""Weight dtypes that are computed in, where the hardware can."""
 KV_CACHE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 KERNELS_PER_LAYER = 7
 """norm, qkv, rope with KV write, attention and its combine, out, norm."""
@@ -137,7 +139,10 @@ def windowed_context(batch: Batch, window: Window, ahead: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a step on one device: FLOPs in the first of `arithmetic` that the device has, bytes on `route`."""
+    """One part of a step on one device: FLOPs in the first of `arithmetic` that the device has, bytes on `route`.
+
+    `devices` share the interconnect, where that is the route.
+    """
 
     name: str
     flops: int
@@ -145,6 +150,7 @@ class Part:
     arithmetic: tuple[str, ...]
     unit: Unit = "linear"
     route: Route = "memory"
+    devices: int = 1
 
     @property
     def intensity(self) -> float:
@@ -155,7 +161,7 @@ class Part:
         return self.flops / hardware.flops(self.arithmetic, self.unit) if self.flops else 0.0
 
     def transfer_s(self, hardware: Hardware) -> float:
-        return self.bytes / hardware.bandwidth(self.route) if self.bytes else 0.0
+        return self.bytes / hardware.bandwidth(self.route, self.devices) if self.bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,7 @@ class Roofline:
     """A model's parts under given dtypes and tensor parallelism.
 
     Projections follow `weight_dtype`; embedding, head, norms and activations stay in 16 bits (32 with fp32 weights).
-    fp8 weights are computed in fp8 where the hardware can, int8 and int4 ones in the activations' dtype. The
+    fp8 and fp4 weights are computed in that dtype where the hardware can, all others in the activations' dtype. The
     `kv_cache_dtype` "auto" is the activations'. KV heads are split as far as they go and replicated beyond. ConfigError
     for an unknown dtype or a degree that does not divide the model.
     """
@@ -301,7 +307,7 @@ class Roofline:
 
     @property
     def _arithmetic(self) -> tuple[str, ...]:
-        own = (self.weight_dtype,) if self.weight_dtype == "fp8" else ()
+        own = (self.weight_dtype,) if self.weight_dtype in NARROW_ARITHMETIC else ()
         return (*own, self.activation_dtype)
 
     def experts(self, work: Work) -> Part:
@@ -349,7 +355,8 @@ class Roofline:
         others = self.tensor_parallel - 1
         reduced = 2 * 2 * self.model.num_hidden_layers * work.tokens * self.model.hidden_size
         elements = (reduced + work.rows * self.model.vocab_size) * others // self.tensor_parallel
-        return Part("collectives", 0, nbytes(elements, self.activation_dtype), (), route="interconnect")
+        moved = nbytes(elements, self.activation_dtype)
+        return Part("collectives", 0, moved, (), route="interconnect", devices=self.tensor_parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +416,7 @@ def overhead_s(roofline: Roofline, hardware: Hardware, work: Work) -> float:
     if work.tokens:
         layers = roofline.model.num_hidden_layers
         us += hardware.step_us + (hardware.request_us + hardware.sequence_us * layers) * requests
+        us += hardware.attention_us * layers * ((work.prefills > 0) + (work.decodes > 0))
         us += hardware.kernel_us * (roofline.kernels_per_layer * layers + KERNELS_PER_STEP)
         if roofline.tensor_parallel > 1:
             us += hardware.collective_us * (2 * layers + 1)
