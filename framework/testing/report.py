@@ -26,8 +26,8 @@ PROPERTIES = {
 }
 """Every property by its name, in the order in which they are shown."""
 NOT_LOOKED_AT = (
-    "whether decision time grows as it may, whether goodput is good, numpy's clock, what native code reads, more than "
-    "160 requests in an engine"
+    "turns of sessions, whether decision time grows as it may, whether goodput is good, numpy's clock, what native "
+    "code reads, more than 160 requests in an engine"
 )
 """What no property speaks of; said in every report."""
 

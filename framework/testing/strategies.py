@@ -70,7 +70,7 @@ def limits(draw: st.DrawFn) -> dict[str, Any]:
 
 ODD: tuple[dict[str, Any], ...] = (
     {}, {}, {}, {"abort_ns": 12 * MS}, {"abort_ns": 45 * MS}, {"abort_ns": 3 * MS}, {"live": True}, {"priority": 2},
-    {"client": "b"}, {"client": "c", "session": "s"}, {"client": "d", "priority": 1},
+    {"client": "b"}, {"client": "c"}, {"client": "d", "priority": 1},
     {"deadline_ns": 30 * MS}, {"priority": 1, "client": "b", "deadline_ns": 90 * MS},
     {"slo": SLO("fast", ttft_s=0.02, tpot_s=0.002)}, {"slo": SLO("slow", ttft_s=None, e2e_s=0.5)}, {"slo": SLO("any")},
 )  # fmt: skip
