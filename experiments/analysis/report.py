@@ -68,7 +68,7 @@ class Section:
     note: str = ""
 
 
-class Report:
+class HtmlReport:
     """The runs in and below a directory, by variant. ConfigError if none of them finished any request with its logs."""
 
     def __init__(self, directory: Path) -> None:
@@ -256,7 +256,7 @@ def write_report(
     """report.html in `directory`, or `out`; and every picture of it as PNG and SVG in `plots/` beside it."""
     from jinja2 import Environment, PackageLoader
 
-    report, path = Report(directory), out or directory / REPORT
+    report, path = HtmlReport(directory), out or directory / REPORT
     own = [(variant, report.of_variant(variant)) for variant in report.drawn]
     sections = [*report.sections, *(section for _, section in own)]
     pictures = {name: picture for section in sections for name, picture in section.pictures.items()}

@@ -81,6 +81,7 @@ HEADLINE = ("ttft/p99", "itl/p99", "throughput/output_tokens_per_s", "slo/attain
 def figures_of(keys: Iterable[str]) -> list[Figure]:
     """FIGURES, and what `keys` have beyond them: why requests were turned away, and the figures of SLO classes."""
     further = [Figure(f"requests/{reason}", reason.replace("_", " "), ",d") for reason in TURNED_AWAY]
+    further += [Figure(f"program/duration/{s}", f"program {s} s", ",.2f") for s in ("mean", "p50", "p99")]
     names = dict.fromkeys(key.split("/")[1] for key in keys if key.startswith("class/"))
     for name in names:
         for key, (heading, form, scale) in CLASS_FIGURES.items():

@@ -12,7 +12,7 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import EngineRequest, to_ns
 from schedlab.framework.results.decision_rows import DecisionRows
 from schedlab.framework.results.digest import Decodes, Grants, Pairs
-from schedlab.framework.results.groups import group_figures
+from schedlab.framework.results.groups import ProgramTimes, group_figures
 from schedlab.framework.results.histogram import Histogram
 from schedlab.framework.results.measured_requests import MeasuredRequests
 from schedlab.framework.results.metrics import Measured, Measurement, observed_at, summarise
@@ -62,6 +62,7 @@ class Recorder:
         self._totals = StepTotals()
         self._requests = MeasuredRequests(measurement.slo)
         self._rejections: Counter[str] = Counter()  # by reason, up to a colon
+        self._programs = ProgramTimes()
         self._served: dict[str, int] | None = None
         self._demanded: dict[str, int] | None = None
         self._pressure = Pressure()
@@ -126,6 +127,8 @@ class Recorder:
         """A request reached its terminal state."""
         buffer = self._request_buffer
         buffer += request_row(request)
+        if request._program is not None and self.measurement.inside(request._arrival_ns):
+            self._programs.add(request._program, request)
         if request._state == "rejected" and self.measurement.inside(request._arrival_ns):
             self._rejections[(request.reason or "").partition(":")[0]] += 1
         output = request.recorded_output_tokens
@@ -155,7 +158,7 @@ class Recorder:
         self._decisions.complete()
         self.flush()
         run, outside = self._measured(backlog_end)
-        summary = {**summarise(run), **group_figures(run, self._rejections)}
+        summary = {**summarise(run), **group_figures(run, self._rejections), **self._programs.figures()}
         result = {
             "status": "finished",
             "digest": self._decisions.hexdigest(),
