@@ -151,9 +151,7 @@ def calibrate_job(config: DictConfig) -> Path:
         about: dict[str, Any] = {"workload": experiment.workload.name}
     else:
         print(f"{setup.name} by the {setup.clock_name(config.clock)} clock, to {described(options.extent)}")
-        measured = run_grid(
-            setup, options.extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock
-        )
+        measured = run_grid(setup, options.extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock)
         about = {"extent": asdict(options.extent)}
     errors = held_out_errors(measured, roofline.routing)
     profile = make_profile(measured, errors, roofline, hardware, facts(setup, config.clock, about))
