@@ -34,7 +34,7 @@ LOWER_IS_BETTER = (
     "ttft", "tpot", "itl", "e2e", "queue", "preemptions", "recomputed_tokens", "backlog_end", "makespan_s", "scheduler",
     "batch/idle_slot_share", "requests/rejected",
     "requests/shed", "requests/queue_full", "requests/rate_limited", "shed_share",
-    "requests/aborted", "requests/length_capped", "requests/failed",
+    "program", "requests/aborted", "requests/length_capped", "requests/failed",
 )  # fmt: skip
 HIGHER_IS_BETTER = ("throughput", "goodput", "slo", "prefix", "fairness", "requests/finished")
 

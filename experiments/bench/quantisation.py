@@ -95,9 +95,7 @@ def this_machine() -> Hardware:
     cpu = hardware_preset("cpu")
     rate = found.gflops / 1e3 / cpu.linear_share(("fp32",))
     bandwidth = found.gb_s / cpu.memory_efficiency
-    return replace(
-        cpu, peak_tflops={"fp32": rate, "bf16": rate}, memory_gb_s=bandwidth, sequence_us=0.0
-    )
+    return replace(cpu, peak_tflops={"fp32": rate, "bf16": rate}, memory_gb_s=bandwidth, sequence_us=0.0)
 
 
 def prompts_of(tokenizer: Tokenizer, count: int) -> Tokens:

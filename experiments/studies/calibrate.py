@@ -18,7 +18,7 @@ from schedlab.experiments.analysis.history import histories
 from schedlab.experiments.analysis.step_work import works
 from schedlab.experiments.engines import DTYPES, EngineSetup, hardware_preset, roofline_of
 from schedlab.experiments.studies.grid import Extent
-from schedlab.experiments.studies.measuring import Measured, run_grid
+from schedlab.experiments.studies.measuring import MeasuredStep, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import (
     FOLDS,
@@ -80,7 +80,7 @@ def at_level(rates: Coefficients, factor: float) -> Coefficients:
     return replace(rates, **{f.name: getattr(rates, f.name) * factor for f in fields(rates) if f.name.endswith("_ns")})
 
 
-def held_out_errors(measured: Sequence[Measured], routing: Routing = DENSE) -> np.ndarray:
+def held_out_errors(measured: Sequence[MeasuredStep], routing: Routing = DENSE) -> np.ndarray:
     """float64 [steps]: |modelled / measured - 1|, by a fit that has seen no step of the same fifth of the cells."""
     folds = np.array([step.cell % FOLDS for step in measured])
     points = [step.point for step in measured]
@@ -94,7 +94,7 @@ def held_out_errors(measured: Sequence[Measured], routing: Routing = DENSE) -> n
 
 
 def make_profile(
-    measured: Sequence[Measured], errors: np.ndarray, roofline: Roofline, hardware: Hardware, facts: dict[str, Any]
+    measured: Sequence[MeasuredStep], errors: np.ndarray, roofline: Roofline, hardware: Hardware, facts: dict[str, Any]
 ) -> Profile:
     """The profile of what was measured; `facts` on how and where become part of its identity."""
     points = tuple(step.point for step in measured)
@@ -151,9 +151,7 @@ def calibrate_job(config: DictConfig) -> Path:
         about: dict[str, Any] = {"workload": experiment.workload.name}
     else:
         print(f"{setup.name} by the {setup.clock_name(config.clock)} clock, to {described(options.extent)}")
-        measured = run_grid(
-            setup, options.extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock
-        )
+        measured = run_grid(setup, options.extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock)
         about = {"extent": asdict(options.extent)}
     errors = held_out_errors(measured, roofline.routing)
     profile = make_profile(measured, errors, roofline, hardware, facts(setup, config.clock, about))
@@ -183,14 +181,14 @@ def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roof
     return roofline_of(compose.resolve(config.model), dtype), hardware
 
 
-def steps_of(run: RunTables, window: Window) -> list[Measured]:
+def steps_of(run: RunTables, window: Window) -> list[MeasuredStep]:
     """The steps of a run that an engine measured which cannot be led through a grid. Equal works share a cell."""
     cells: dict[Work, int] = {}
     measured = []
     for work, duration_ns in zip(works(run, histories(run), window), run.steps["duration_ns"].tolist(), strict=True):
         if work.tokens:
             kind = "mixed" if work.prefills and work.decodes else "prefill" if work.prefills else "decode"
-            measured.append(Measured(cells.setdefault(work, len(cells)), kind, Point(work, duration_ns)))
+            measured.append(MeasuredStep(cells.setdefault(work, len(cells)), kind, Point(work, duration_ns)))
     return measured
 
 
@@ -215,7 +213,7 @@ def described(extent: Extent) -> str:
     )
 
 
-def render(profile: Profile, measured: Sequence[Measured], errors: np.ndarray, roofline: Roofline) -> None:
+def render(profile: Profile, measured: Sequence[MeasuredStep], errors: np.ndarray, roofline: Roofline) -> None:
     """Print held-out errors by kind of step beside what repeats differ by, and what the machine reached."""
     from rich.console import Console
     from rich.table import Table

@@ -20,8 +20,8 @@ from schedlab.experiments.analysis.decisions import DecidedAgain, decide_again
 from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.studies import calibrate, fidelity_result
-from schedlab.experiments.studies.fidelity_result import FidelityStudy, Outcome
-from schedlab.experiments.studies.measuring import MIN_PASSES, Bench, Between, Measured, Say, make_bench
+from schedlab.experiments.studies.fidelity_result import FidelityStudy, PolicyOutcome
+from schedlab.experiments.studies.measuring import MIN_PASSES, Bench, Between, MeasuredStep, Say, make_bench
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
@@ -124,8 +124,8 @@ class Profiler:
         self, setting: Setting, options: calibrate.CalibrationOptions, given: Profile | None, say: Say
     ) -> None:
         self._setting, self._given = setting, given
-        self._measured: list[Measured] = []
-        self._during: dict[Case, list[Measured]] = {}
+        self._measured: list[MeasuredStep] = []
+        self._during: dict[Case, list[MeasuredStep]] = {}
         self._bench: Bench | None = None
         self._pauses = False
         if given is None:
@@ -208,12 +208,12 @@ def measured_run(
 def outcome(
     setting: Setting, case: Case, scale: float, limits: EngineConfig, profile: Profile, level: float,
     runs: list[tuple[dict[str, Any], DecidedAgain]],
-) -> Outcome:  # fmt: skip
+) -> PolicyOutcome:  # fmt: skip
     """What the real runs of a case gave, beside the virtual one on the machine as it was during them."""
     load, policy = case
     then = replace(profile, coefficients=calibrate.at_level(profile.coefficients, level))
     summaries, agreements = zip(*runs, strict=True)
-    return Outcome(
+    return PolicyOutcome(
         policy, load, scale, level, summaries, setting.virtual(policy, scale, limits, then), agreements
     )  # fmt: skip
 
