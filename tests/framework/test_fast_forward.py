@@ -3,8 +3,7 @@
 import math
 import random
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from four import ALL
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import HOST_BLOCK_GIB, MS, PART, JumpingExecutor, Script, grants, lab
 
+from schedlab.experiments.engines import model_preset
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.decode_set import DecodeSet
@@ -46,9 +46,9 @@ class Windows(Policy):
 
 def roofline():
     """The real cost model, on a machine so slow that memory overtakes overhead within a decode's life."""
-    shape = SimpleNamespace(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4, vocab_size=100,
-        intermediate_size=16, tie_word_embeddings=True, qkv_bias=False, qk_norm=False, sliding_window=None,
+    shape = replace(
+        model_preset("tiny")[0], hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=4, vocab_size=100, intermediate_size=16, tie_word_embeddings=True,
     )  # fmt: skip
     machine = Hardware(
         name="slow", peak_tflops={"bf16": 1e-3, "fp32": 1e-3}, memory_gb=1, memory_gb_s=0.03, host_link_gb_s=0.01,
