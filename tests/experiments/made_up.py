@@ -23,7 +23,7 @@ def request(row: int, ttft_ms: int = 100, gap_ms: int = 20, tokens: int = 4) -> 
     made.first_scheduled_ns = made._arrival_ns + 10 * MS
     made.finished_ns = made._first_token_ns + (tokens - 1) * gap_ms * MS
     made._state = "finished"
-    made._tokens = 32 + tokens
+    made._base_tokens = 32 + tokens
     made.cached_tokens = 0
     return made
 

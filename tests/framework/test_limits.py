@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import lab
 
+from schedlab.framework import invariants
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.limits import EngineConfig, ending, never_fits, set_limits, tokens_served
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.testing.harness import Spec
+from schedlab.policies.fcfs import FCFS
 
 BASE = EngineConfig(num_blocks=10, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16, block_size=4)
 
@@ -44,7 +48,7 @@ def test_a_live_request_ends_at_the_first_of_its_cap_the_model_and_the_pool(prom
     set_limits(live, config)
     assert live.max_tokens == (model - prompt if output is None else output)
     assert live.final_tokens == min(prompt + live.max_tokens, model, 4 * blocks + 1)
-    live._tokens = live.final_tokens
+    live._base_tokens = live.final_tokens
     capped = live.final_tokens < prompt + live.max_tokens
     assert ending(live, config) == ("length_capped" if capped else "finished")
     assert (live.reason is not None) == capped
@@ -75,7 +79,7 @@ SERVED = [(0, None, 0, 0), (7, None, 0, 7), (10, 5, 1, 11), (0, 5, 4, 14), (13, 
 def test_tokens_served_count_each_prompt_token_once(computed, first_token, output, served):
     """A prompt that was thrown out after its first token has been served all the same."""
     some = request(10, 20)
-    some._computed, some._first_token_ns, some._tokens = computed, first_token, 10 + output
+    some._base_computed, some._first_token_ns, some._base_tokens = computed, first_token, 10 + output
     assert tokens_served(some) == served
 
 
@@ -102,3 +106,19 @@ def test_a_key_out_of_range_is_named(key, value):
 
 def test_the_pool_holds_blocks_times_their_size():
     assert BASE.pool_tokens == 40
+
+
+def test_audits_are_as_far_apart_as_the_books_are_large(monkeypatch):
+    """Every boundary if that is wanted; else never nearer than configured, and one boundary an entry apart."""
+    audited, real = [], invariants.audit
+    monkeypatch.setattr(invariants, "audit", lambda ledger: (audited.append(1), real(ledger)))
+    trace = [Spec(f"r{i}", 0, 20, 200, ids=(i, i + 1, i + 2)) for i in range(3)]
+    counts = {}
+    for every, blocks in ((1, 200), (5, 200), (5, 4000)):
+        audited.clear()
+        made = lab(FCFS(), trace, num_blocks=blocks, audit_every=every, honour_holds=False)
+        made.engine.run()
+        counts[every, blocks] = len(audited), made.engine._boundaries
+    assert counts[1, 200][0] == counts[1, 200][1]
+    assert 2 < counts[5, 200][0] < counts[5, 200][1] / 5
+    assert counts[5, 4000][0] == 1

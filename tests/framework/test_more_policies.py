@@ -373,5 +373,5 @@ def test_multilevel_feedback_promotes_at_the_very_moment(after_s, times):
 def test_multilevel_feedback_counts_prompts_and_output(prompt, output, level):
     """Quantum 4: levels end at 4, 8 and 16 tokens of service, of which a prompt token is a hundredth."""
     it = Spec("it", 0, prompt, 1).request()
-    it._tokens += output
+    it._base_tokens += output
     assert MultilevelFeedback(quantum=4, num_levels=4, prompt_weight=0.01).level_by_service(it) == level

@@ -174,9 +174,9 @@ def test_without_a_prediction_an_answer_counts_as_max_tokens():
     it = Spec("it", 0, 10, 7, live=True).request()
     step = SimpleNamespace(cached_tokens=lambda request: 4)
     assert work_left(step, it) == 6 + 7
-    it._predicted, it._tokens = 3, 12
+    it._predicted, it._base_tokens = 3, 12
     assert work_left(step, it, 2.0) == 8 + 2 * 1
-    it._tokens = 15
+    it._base_tokens = 15
     assert work_left(step, it) == 11, "more than predicted is no negative work"
 
 

@@ -24,7 +24,7 @@ def request(name="r", output=100, *, live=False, client="default", max_tokens=50
 
 def ended(output, client="default", state="finished"):
     made = request(output=output, client=client)
-    made._tokens += output
+    made._base_tokens += output
     made._state = state
     return made
 
