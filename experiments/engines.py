@@ -17,11 +17,16 @@ from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
-from schedlab.framework.engine import EngineConfig
+from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import Executor
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.files import model_directory
+from schedlab.framework.model.hf import read_config
+from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import Predictor
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.source import Source
 
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
@@ -43,7 +48,8 @@ type that they are held in if the engine's is not meant."""
 class EngineSetup:
     """One engine's parts. `clocks` are those that can measure it, the first one by default.
 
-    `path` is where the model's files are, its tokenizer among them; None for a model that has none.
+    `path` is where the model's files are, its tokenizer among them; None for a model that has none. `python` runs it,
+    in an environment of its own; None for this process.
     """
 
     name: str
@@ -51,6 +57,17 @@ class EngineSetup:
     config: EngineConfig
     clocks: tuple[str, ...]
     path: str | None = None
+    python: str | None = None
+
+    def engine(
+        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None
+    ) -> Engine:
+        """An engine that will run `policy` over `source`."""
+        return Engine(policy, self.executor, source, self.config, clock, recorder, predictor)
+
+    def counters(self) -> dict[str, int]:
+        """What the engine counted beside its rows, when it has run."""
+        return {}
 
     def clock_name(self, name: str = "auto") -> str:
         """What `clock=name` means here. ConfigError for a clock that cannot measure this engine."""
@@ -227,7 +244,7 @@ def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[s
         model = {"path": model} if "/" in model else preset("model", model)
     extras = {key: model[key] for key in MODEL_EXTRAS if key in model}
     if extras.get("path"):
-        return ModelConfig.from_hf(model_directory(extras["path"])), extras
+        return read_config(model_directory(extras["path"])), extras
     return ModelConfig.from_mapping({key: value for key, value in model.items() if key not in MODEL_EXTRAS}), extras
 
 

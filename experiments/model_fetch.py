@@ -94,7 +94,7 @@ def _write_source(directory: Path, name: str, package: Packaged) -> None:
         "license": package.license,
         "dtype": "float32, dequantised",
     }
-    (directory / "source.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (directory / "source.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def _move(made: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ import copy
 import keyword
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -16,9 +17,11 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 import schedlab
 from schedlab.experiments.run import compose
@@ -117,15 +120,20 @@ def options() -> list[Option]:
     found: dict[str, Option] = {}
     for folder, origin, origin_version in _places():
         for name in _policies(folder):
-            target = _yaml(folder / "policy" / f"{name}.yaml").get("_target_", "???")
-            shown = "given by policy._target_" if target == "???" else str(target)
+            target = _target(folder / "policy" / f"{name}.yaml")
+            shown = "given by policy._target_" if target == "???" else target
             found.setdefault(name, Option(name, shown, origin, origin_version))
     return [found[name] for name in sorted(found)]
 
 
-def _yaml(file: Traversable) -> dict[str, Any]:
-    keys = OmegaConf.to_container(OmegaConf.create(file.read_text()))
-    return {str(key): value for key, value in keys.items()} if isinstance(keys, dict) else {}
+def _target(file: Traversable) -> str:
+    """The class that an option's file names, or that it cannot be read, with a warning that says why."""
+    try:
+        keys = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")))
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        warnings.warn(f"{compose.flat(error)} (in {file})", stacklevel=2)
+        return "cannot be read"
+    return str(keys.get("_target_", "???")) if isinstance(keys, dict) else "???"
 
 
 def _places() -> Iterator[tuple[Traversable, str, str]]:
@@ -204,5 +212,5 @@ def _render(source: Path, root: Path, words: dict[str, str]) -> Path:
     place = source.relative_to(Path(__file__).parent / TEMPLATE).with_suffix("")
     path = root / environment.from_string(str(place).replace("NAME", words["name"])).render(words)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(environment.from_string(source.read_text()).render(words))
+    path.write_text(environment.from_string(source.read_text(encoding="utf-8")).render(words), encoding="utf-8")
     return path

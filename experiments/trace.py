@@ -29,7 +29,7 @@ from schedlab.workloads.statistics import (
 )
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered
-from schedlab.workloads.writers import starts_session, write_mooncake, write_offered, write_vidur
+from schedlab.workloads.writers import write_mooncake, write_offered, write_vidur
 
 WRITERS: dict[str, Callable[[Trace, Path], None]] = {
     "mooncake": write_mooncake,
@@ -188,10 +188,8 @@ def unsaid(trace: Trace, to: str) -> list[str]:
         return []
     kept = {"source_row", "arrival_ns", "prompt_tokens", "output_tokens"}
     if to == "mooncake":
-        kept |= {"ids", "scope", "session", "think_ns", "after", "turn", "stamped"}
-    lost = [name for name, _ in trace.columns() if name not in kept]
-    cut = int(starts_session(trace).sum()) if to == "mooncake" else 0
-    return [*lost, f"{cut:,} ties to requests outside the session"] if cut else lost
+        kept |= {"ids", "scope", "session", "think_ns", "after", "also_after", "program", "depth", "turn", "stamped"}
+    return [name for name, _ in trace.columns() if name not in kept]
 
 
 def save_plot(trace: Trace, path: Path) -> None:

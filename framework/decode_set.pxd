@@ -22,3 +22,6 @@ cdef class DecodeSet(DecodeClock):
     cpdef next_finish(self)
     cpdef list take_finished(self)
     cdef _place(self, EngineRequest request)
+
+
+cpdef _by_admission(EngineRequest request)

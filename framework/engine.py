@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,13 +19,13 @@ from schedlab.framework.chain import Chains
 from schedlab.framework.clock import Clock
 from schedlab.framework.columns import Columns
 from schedlab.framework.commit import Commit
-from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError
+from schedlab.framework.errors import ConfigError, PolicyError, PolicyStalled, SchedlabError, policy_fault
 from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.journal import Journal
 from schedlab.framework.jump import Jump, StandingCost, can_jump
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, ending, never_fits, set_limits, tokens_served
-from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed
+from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Policy, Progressed, check_policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import EngineRequest, State
 from schedlab.framework.results.record import Recorder
@@ -51,6 +50,7 @@ class Engine:
         recorder: Recorder,
         predictor: Predictor | None = None,
     ) -> None:
+        check_policy(policy)
         self.name = type(policy).__name__
         if policy.needs_prediction and predictor is None:
             raise ConfigError(
@@ -286,7 +286,7 @@ class Engine:
         except (SchedlabError, AssertionError):
             raise
         except Exception as error:
-            raise self._fault("schedule", error) from error
+            raise policy_fault(self.name, "schedule", error) from error
         return (time.perf_counter_ns() - started) / 1000 if started else self._modelled_us
 
     def _tell(self, event: Event) -> None:
@@ -296,13 +296,7 @@ class Engine:
         except (SchedlabError, AssertionError):
             raise
         except Exception as error:
-            raise self._fault("observe", error) from error
-
-    def _fault(self, method: str, error: Exception) -> PolicyError:
-        """One line on what `method` of the policy raised, and where."""
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return PolicyError(self.name, f"{method} raised {what} (at {where.filename}:{where.lineno})")
+            raise policy_fault(self.name, "observe", error) from error
 
     def _check(self, decision: Decision) -> None:
         if decision.prefills:

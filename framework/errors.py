@@ -3,6 +3,10 @@
 Internal invariants are assertions instead: they say that the framework, not the user, is wrong.
 """
 
+from __future__ import annotations
+
+import traceback
+
 
 class SchedlabError(ValueError):
     """A fault of input or use; the command line prints its one line and exits with 2."""
@@ -29,6 +33,13 @@ class PolicyError(SchedlabError):
         self.policy = policy
         self.rule = rule
         self.request_id = request_id
+
+
+def policy_fault(policy: str, method: str, error: Exception) -> PolicyError:
+    """One line on what `method` of a policy raised, and where."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return PolicyError(policy, f"{method} raised {what} (at {where.filename}:{where.lineno})")
 
 
 class PolicyStalled(PolicyError):

@@ -10,17 +10,30 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from schedlab.framework.prefix_cache import CachedSpan
+from typing import Literal
 
 Eviction = Literal["lru", "lfu", "fifo"]
 Rank = tuple[int, int]
 """What counts first, then the place in time; the smallest is evicted first."""
 
 
-class RankedEviction(OrderedDict["CachedSpan", None]):
+class CachedSpan:
+    """The cached blocks of one identity group, first to last. `owner_lengths`: how many each owner owns, sorted.
+
+    Owners hold prefixes, so the `num_unowned` blocks beyond the largest entry may be evicted, last one first. `key` is
+    None for the remains of a preempted request, which become publishable when the step commits.
+    """
+
+    __slots__ = ("blocks", "owner_lengths", "key", "num_unowned")
+
+    def __init__(self, key: bytes | None, blocks: list[int]) -> None:
+        self.key = key
+        self.blocks = blocks
+        self.owner_lengths: list[int] = []
+        self.num_unowned = len(blocks)
+
+
+class RankedEviction(OrderedDict[CachedSpan, None]):
     """Evictable spans, iterated in the order of eviction. Takes the place of the cache's plain OrderedDict.
 
     `rank_after_use(rank or None, place in time, renewed)` is what tells one order from another.

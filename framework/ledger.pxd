@@ -1,3 +1,5 @@
+cimport cython
+
 from schedlab.framework.block_pool cimport HostPool
 from schedlab.framework.books cimport Books, Quote
 from schedlab.framework.ordered_requests cimport OrderedRequests
@@ -13,8 +15,10 @@ cdef class Ledger(Books):
     cdef public OrderedRequests queue, prompts
     cdef public list waiting, prefilling, free_slots, copies_out, copies_in
     cdef public dict running
-    cdef Py_ssize_t _admissions, _arrivals
+    cdef public Py_ssize_t _admissions, _arrivals
 
+    @cython.locals(request=EngineRequest)
+    cpdef grow(self, requests)
     cpdef Py_ssize_t blocks_for(self, Py_ssize_t tokens)
     cpdef bint next_tick_fits(self)
     cpdef arrive(self, EngineRequest request)

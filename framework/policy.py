@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from schedlab.framework.errors import ConfigError
+
 if TYPE_CHECKING:
     from schedlab.framework.request import Request
     from schedlab.framework.step import PreemptMode, Step
@@ -93,3 +95,20 @@ class Policy:
 
     def observe(self, event: Event) -> None:
         """Hear what happened since the last call; optional."""
+
+
+def check_policy(policy: object) -> None:
+    """ConfigError unless `policy` is an object of a class of policies that says what runs."""
+    if isinstance(policy, type):
+        raise ConfigError(
+            f"policy: expected an object, found the class {policy.__name__}: make one, {policy.__name__}()"
+        )
+    if isinstance(policy, str):
+        raise ConfigError(
+            f"policy: expected an object of a class of policies, such as FCFS(), found the text {policy!r}"
+        )
+    name = type(policy).__name__
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"policy: {name} is not derived from schedlab.Policy: class {name}(Policy)")
+    if type(policy).schedule is Policy.schedule:
+        raise ConfigError(f"policy: {name} has no method schedule(self, step), which says what runs")

@@ -1,12 +1,7 @@
 cimport cython
 
+from schedlab.framework.eviction cimport CachedSpan
 from schedlab.framework.request cimport EngineRequest
-
-
-cdef class CachedSpan:
-    cdef public object key
-    cdef public list blocks, owner_lengths
-    cdef public Py_ssize_t num_unowned
 
 
 cdef class PrefixCache:
@@ -60,5 +55,6 @@ cdef class PrefixCache:
     cpdef Py_ssize_t _counted(self, key, EngineRequest request)
 
 
+cpdef _by_order(EngineRequest request)
 @cython.locals(ends=list)
 cdef Py_ssize_t _group_of(chain, Py_ssize_t block)

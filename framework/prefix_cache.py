@@ -14,24 +14,8 @@ from operator import sub
 
 from schedlab.framework.block_pool import NOBODY, AdjacentPool, BlockPool
 from schedlab.framework.content import Chain
-from schedlab.framework.eviction import EVICTIONS, Eviction
+from schedlab.framework.eviction import EVICTIONS, CachedSpan, Eviction
 from schedlab.framework.request import EngineRequest
-
-
-class CachedSpan:
-    """The cached blocks of one identity group, first to last. `owner_lengths`: how many each owner owns, sorted.
-
-    Owners hold prefixes, so the `num_unowned` blocks beyond the largest entry may be evicted, last one first. `key` is
-    None for the remains of a preempted request, which become publishable when the step commits.
-    """
-
-    __slots__ = ("blocks", "owner_lengths", "key", "num_unowned")
-
-    def __init__(self, key: bytes | None, blocks: list[int]) -> None:
-        self.key = key
-        self.blocks = blocks
-        self.owner_lengths: list[int] = []
-        self.num_unowned = len(blocks)
 
 
 class PrefixCache:

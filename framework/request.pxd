@@ -3,10 +3,10 @@ cdef class DecodeClock:
 
 
 cdef class Request:
-    cdef public object _request_id, _client, _session, _priority, _deadline_ns, _predicted, _slo, _first_token_ns
+    cdef public object _request_id, _client, _session, _priority, _deadline_ns, _predicted, _slo, _first_token_ns, _program
     cdef public str _state
     cdef public long long _arrival_ns
-    cdef public Py_ssize_t _num_prompt_tokens, _max_tokens, _num_preemptions, _base_tokens, _base_computed
+    cdef public Py_ssize_t _depth, _num_prompt_tokens, _max_tokens, _num_preemptions, _base_tokens, _base_computed
     cdef public DecodeClock _clock
 
 

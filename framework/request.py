@@ -72,6 +72,11 @@ class SLO:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is anything to miss."""
+        return (self.ttft_s, self.tpot_s, self.e2e_s) != (None, None, None)
+
 
 class DecodeClock:
     """A shared counter of decode steps: each member's token counts grow by one per tick without being touched."""
@@ -98,9 +103,9 @@ class Request:
     """
 
     __slots__ = (
-        "_arrival_ns", "_base_computed", "_base_tokens", "_client", "_clock", "_deadline_ns", "_first_token_ns",
-        "_max_tokens", "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority", "_request_id", "_session",
-        "_slo", "_state",
+        "_arrival_ns", "_base_computed", "_base_tokens", "_client", "_clock", "_deadline_ns", "_depth",
+        "_first_token_ns", "_max_tokens", "_num_preemptions", "_num_prompt_tokens", "_predicted", "_priority",
+        "_program", "_request_id", "_session", "_slo", "_state",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +126,8 @@ class Request:
         self._priority = priority
         self._deadline_ns = deadline_ns
         self._session = session
+        self._program: str | None = None
+        self._depth = 0
         self._num_prompt_tokens = num_prompt_tokens
         self._max_tokens = -1 if max_tokens is None else max_tokens
         self._predicted: int | None = None
@@ -153,6 +160,11 @@ class Request:
         return self._session
 
     @property
+    def depth(self) -> int:
+        """Requests on the longest chain of its program that ended before it."""
+        return self._depth
+
+    @property
     def num_prompt_tokens(self) -> int:
         return self._num_prompt_tokens
 
@@ -177,6 +189,11 @@ class Request:
     @property
     def num_preemptions(self) -> int:
         return self._num_preemptions
+
+    @property
+    def program(self) -> str | None:
+        """The requests that wait for one another, directly or not, to which it belongs; else its session, or None."""
+        return self._session if self._program is None else self._program
 
     @property
     def arrival_s(self) -> float:
@@ -292,6 +309,15 @@ class EngineRequest(Request):
     @property
     def first_token_ns(self) -> int | None:
         return self._first_token_ns
+
+    @property
+    def own_program(self) -> str | None:
+        """The program that its workload names, which may span sessions."""
+        return self._program
+
+    def place_in(self, program: str | None, depth: int) -> None:
+        """Its workload says where it stands among the requests that wait for one another."""
+        self._program, self._depth = program, depth
 
     def see_at_client(self, first_token_ns: int | None) -> None:
         """Its first token is what its consumer had first, not what was computed first."""

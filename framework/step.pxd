@@ -19,7 +19,7 @@ cdef class Step:
     cdef DecodeSet _decode_set
     cdef object _policy, _waiting, _prefilling, _decoding
     cdef tuple _running, _changed
-    cdef Py_ssize_t _index, _budget
+    cdef public Py_ssize_t _index, _budget
     cdef bint _open, _closed
     cdef EngineRequest _quoted
     cdef Quote _quote

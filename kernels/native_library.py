@@ -94,7 +94,7 @@ def _processor() -> str:
     """What the compiler may use of this processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
-        for line in info.read_text().splitlines():
+        for line in info.read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):
                 return line
     return f"{platform.machine()} {platform.processor()}"

@@ -40,6 +40,8 @@ class SLOAware(ChoosingVictims):
 
     def __post_init__(self) -> None:
         estimator = self.estimator
+        if estimator is None:  # a base's default
+            raise ValueError("policy.estimator: SLOAware needs an estimator of step times, found none")
         super().__post_init__()
         self.estimator = estimator  # asked in any mode
         check_chunk(self.chunk_size)

@@ -258,7 +258,7 @@ def _place_unstamped(trace: Trace, previous: np.ndarray) -> Trace:
         tied = (previous >= 0) & (trace.think_ns >= 0)
         after, think = np.where(tied, previous, -1), np.where(tied, trace.think_ns, -1)
         trace = replace(trace, after=after, think_ns=think) if tied.any() else replace(trace, think_ns=None)
-    if trace.stamped is None:
+    if trace.stamped is None or trace.depth is not None:  # rows of programs have their places
         return trace
     stamped = trace.stamped.astype(bool)
     if stamped.all():

@@ -13,12 +13,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, cast
 
 from schedlab.framework.errors import TraceError
+from schedlab.framework.results.packed import GZIP, ZSTD, Unpacked
 
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _NO_TEXT = {
     b"version https://git-lfs.": "is a Git LFS pointer in place of the data; fetch them with git lfs pull",
     b"PK\x03\x04": "is a zip archive; unpack it and name the file inside",
@@ -93,9 +94,9 @@ def open_text(path: str | Path) -> Iterator[IO[str]]:
 def _open_bytes(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         head = file.read(32)
-    if head.startswith(_GZIP):
+    if head.startswith(GZIP.magic):
         return cast(IO[bytes], gzip.open(path, "rb"))
-    if head.startswith(_ZSTD):
+    if head.startswith(ZSTD.magic):
         return _open_zstd(path)
     for magic, what in _NO_TEXT.items():
         if head.startswith(magic):
@@ -104,11 +105,9 @@ def _open_bytes(path: Path) -> IO[bytes]:
 
 
 def _open_zstd(path: Path) -> IO[bytes]:
-    try:
-        import zstandard  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise TraceError(f"{path}: is zstd-compressed; install the package zstandard to read it") from error
-    return cast(IO[bytes], zstandard.open(path, "rb"))
+    if find_spec("zstandard") is None:
+        raise TraceError(f"{path}: is zstd-compressed; install the package zstandard to read it")
+    return io.BufferedReader(Unpacked(path))
 
 
 def sha256(path: str | Path) -> str:

@@ -24,6 +24,8 @@ class ReadOptions:
     priority_order : of a priority column: `larger_first`, as policies read it, or `smaller_first`, as vLLM does
     max_span_s  : the longest deadline or abort that counts from the arrival; beyond it the column is taken for times
                   on the file's clock, and refused
+    gap         : how stamped turns without a delay follow the one before: `stamped` (as they are), or `tie` (the
+                  stamps' difference after its end)
     tokenizer   : of text formats: a directory or name that `transformers` loads
     """
 
@@ -36,6 +38,7 @@ class ReadOptions:
     columns: Mapping[str, str] = field(default_factory=dict)
     priority_order: str = "larger_first"
     max_span_s: float = 86_400.0
+    gap: str = "stamped"
     tokenizer: str | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class ReadOptions:
             raise ConfigError(f"hash_scope={self.hash_scope}, expected global or session")
         if self.priority_order not in ("larger_first", "smaller_first"):
             raise ConfigError(f"priority_order={self.priority_order}, expected larger_first or smaller_first")
+        if self.gap not in ("stamped", "tie"):
+            raise ConfigError(f"gap={self.gap}, expected stamped or tie")
         if not self.max_span_s > 0:
             raise ConfigError(f"max_span_s={self.max_span_s}, expected above 0")
 

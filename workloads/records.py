@@ -46,7 +46,8 @@ class Batch:
         return np.arange(self.first_row, self.first_row + len(self), dtype=np.int64)
 
     def has(self, name: str) -> bool:
-        return name in self.keys
+        """Whether any record has the key, or a value at the path of keys that a name with dots is."""
+        return name in self.keys or ("." in name and any(value is not None for value in self.column(name)))
 
     def counts(self, name: str) -> np.ndarray:
         """Token counts, int64."""
@@ -179,17 +180,34 @@ def json_batches(path: Path, required: Iterable[str], size: int = BATCH) -> Iter
                 first += len(chunk)
 
 
+def nested(record: Mapping[str, Any], name: str) -> Any:
+    """The value of a key, or of a path of keys joined by dots through objects and lists; None where there is none."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        if type(value) is list and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        elif type(value) is dict:
+            value = value.get(part)
+        else:
+            return None
+    return value
+
+
 def _json_batch(path: Path, first: int, lines: Sequence[int], chunk: list[str], required: frozenset[str]) -> Batch:
     records = _plain_objects(chunk)
     if records is None:  # one by one, to find the row at fault
         records = [parse_object(path, first + i, lines[i], text) for i, text in enumerate(chunk)]
     for i, record in enumerate(records):
-        if not required <= record.keys():
-            missing = listed(sorted(required - record.keys()))
+        if not required <= record.keys() and (lacking := [n for n in required if nested(record, n) is None]):
+            missing = listed(sorted(lacking))
             raise at_row(path, first + i, lines[i], f"no key {missing}; found {listed(record) or 'none'}")
     keys = frozenset().union(*records)
 
     def column(name: str) -> list[Any]:
+        if "." in name and name not in keys:
+            return [nested(record, name) for record in records]
         return [record.get(name) for record in records]
 
     return Batch(path, first, lines, column, keys)
@@ -243,6 +261,15 @@ def to_last_whole_row(read: Callable[[], Trace], strict: bool) -> Trace:
     return trace.counted(cut_short_at_the_end=len(cuts))
 
 
+def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and object of a file of one object a line, or of one object over many lines."""
+    lines = json_lines(path)
+    if lines and lines[0][1].strip() == "{":
+        lines = [(1, "".join(text for _, text in lines))]
+    for row, (line, text) in enumerate(lines):
+        yield line, parse_object(path, row, line, text)
+
+
 def parse_object(path: Path, row: int, line: int, text: str) -> dict[str, Any]:
     """One JSON object, or the error for its row."""
     try:
@@ -262,7 +289,8 @@ def first_record(path: Path) -> Mapping[str, Any]:
             raise TraceError(f"{path}: is empty")
         _refuse_array(path, head)
         if head.lstrip().startswith("{"):
-            return parse_object(path, 0, 1, head)
+            whole = head if head.strip() != "{" else head + text.read()  # one object over many lines
+            return parse_object(path, 0, 1, whole)
         try:
             header, row = next(csv.reader([head])), next(csv.reader([_first_line(text)]), [])
         except csv.Error as error:

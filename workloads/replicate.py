@@ -12,7 +12,7 @@ import numpy as np
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import to_ns
 from schedlab.workloads.builder import rebase
-from schedlab.workloads.trace import Labels, Trace
+from schedlab.workloads.trace import Labels, Trace, ragged
 
 BLOCKS = 20
 """Time blocks of a bootstrap where their length is not given."""
@@ -21,12 +21,12 @@ COPY_STRIDE = 1 << 40
 
 
 def leaders(trace: Trace) -> np.ndarray:
-    """The first row of each row's session, int64 [N]. Rows outside sessions lead themselves; ties join sessions."""
+    """The first row of each row's program or session, int64 [N]. Rows outside lead themselves; ties join sessions."""
     leader = np.arange(len(trace))
-    if trace.session is not None:
-        codes = trace.session.codes
-        _, first, place = np.unique(codes, return_index=True, return_inverse=True)
-        leader = np.where(codes < 0, leader, first[place])
+    belongs = trace.session if trace.program is None else trace.program
+    if belongs is not None:
+        _, first, place = np.unique(belongs.codes, return_index=True, return_inverse=True)
+        leader = np.where(belongs.codes < 0, leader, first[place])
     if trace.after is not None:
         leader = np.where((leader == np.arange(len(trace))) & (trace.after >= 0), trace.after, leader)
     while not np.array_equal(further := leader[leader], leader):
@@ -45,6 +45,7 @@ def copies(trace: Trace, number: np.ndarray) -> Trace:
         trace,
         request_id=_numbered(names, number),
         session=None if trace.session is None else _numbered(trace.session, number),
+        program=None if trace.program is None else _numbered(trace.program, number),
         scope=None if trace.ids is None else _numbered(_filled(scope), number),
         content_row=row + number * COPY_STRIDE,
     )
@@ -127,16 +128,21 @@ def _occurrence(drawn: np.ndarray) -> np.ndarray:
 
 
 def _take_groups(trace: Trace, rows: np.ndarray, sizes: list[int]) -> Trace:
-    """Rows in groups that may repeat; ties lead within a group, as sessions are whole in it."""
+    """Rows in groups that may repeat; ties lead within a group, as sessions and programs are whole in it."""
     if trace.after is None:
         return trace.take(rows)
+    chosen = replace(trace, after=None).take(rows)
     after = np.full(len(rows), -1, dtype=np.int64)
     place = np.full(len(trace), -1, dtype=np.int64)
+    also = chosen.also_after if chosen.also_after is not None else ragged([[]] * len(rows))
+    others = also.values.copy()
     start = 0
     for size in sizes:
         group = rows[start : start + size]
         place[group] = np.arange(start, start + size)
         followed = trace.after[group]
         after[start : start + size] = np.where(followed < 0, -1, place[followed])
+        edges = slice(int(also.offsets[start]), int(also.offsets[start + size]))
+        others[edges] = place[others[edges]]
         start += size
-    return replace(replace(trace, after=None).take(rows), after=after)
+    return replace(chosen, after=after, also_after=replace(also, values=others) if len(others) else None)

@@ -22,8 +22,18 @@ def choose(trace: Trace, keep: np.ndarray, reason: str) -> Trace:
     kept = trace.where(keep, reason)
     if trace.after is None or kept.after is None:
         return kept
+    if trace.program is not None:
+        return kept.counted(dependencies_cut=int((_waits(trace)[keep] - _waits(kept)).sum()))
     cut = (trace.after[keep] >= 0) & (kept.after < 0)
     return kept.counted(turns_cut_from_their_session=int(cut.sum()))
+
+
+def _waits(trace: Trace) -> np.ndarray:
+    """How many requests each waits for, int64 [N]."""
+    assert trace.after is not None
+    others = 0 if trace.also_after is None else trace.also_after.counts
+    waits: np.ndarray = (trace.after >= 0).astype(np.int64) + others
+    return waits
 
 
 def first_requests(trace: Trace, count: int, repeat: bool = False) -> Trace:
@@ -46,7 +56,10 @@ def laps(trace: Trace, number: int) -> Trace:
     rows = np.tile(np.arange(n), number)
     again = replace(trace, after=None).take(rows)
     after = None if trace.after is None else np.where(trace.after[rows] < 0, -1, trace.after[rows] + lap * n)
-    again = replace(again, arrival_ns=again.arrival_ns + lap * lap_ns, after=after)
+    also = again.also_after
+    if also is not None:
+        also = replace(also, values=also.values + np.repeat(lap * n, also.counts))
+    again = replace(again, arrival_ns=again.arrival_ns + lap * lap_ns, after=after, also_after=also)
     return copies(again, lap).counted(repeated=n * (number - 1))
 
 
@@ -196,7 +209,7 @@ def untie(trace: Trace) -> Trace:
     if trace.stamped is not None and not trace.stamped.all():
         row = trace.source_row[np.argmin(trace.stamped)]
         raise ConfigError(f"{trace.name}: row {row} has no recorded arrival; it can only follow a turn (sessions=tied)")
-    return replace(trace, after=None, think_ns=None, grows=None)
+    return replace(trace, after=None, think_ns=None, also_after=None, grows=None)
 
 
 def grow_sessions(trace: Trace) -> Trace:

@@ -27,18 +27,27 @@ def check(trace: Trace, rows: np.ndarray | None = None) -> None:
 
 def request_names(trace: Trace) -> list[str]:
     """What each request is called: its own id, else its row number."""
-    numbers = map(str, trace.source_row.tolist())
-    own = [None] * len(trace) if trace.request_id is None else trace.request_id.tolist()
-    return [number if name is None else name for name, number in zip(own, numbers, strict=True)]
+    own = trace.request_id
+    if own is not None and (own.codes >= 0).all():
+        return [own.names[code] for code in own.codes.tolist()]
+    return [request_name(trace, row) for row in range(len(trace))]
+
+
+def request_name(trace: Trace, row: int) -> str:
+    own = None if trace.request_id is None else trace.request_id[row]
+    return str(trace.source_row[row]) if own is None else own
 
 
 def _check_names(trace: Trace, rows: np.ndarray) -> None:
+    own = trace.request_id
+    assert own is not None
+    unique = (own.codes >= 0).all() and np.bincount(own.codes).max() == 1
+    if unique and len(set(own.names)) == len(own.names):
+        return
     names = request_names(trace)
     if len(set(names)) == len(names):
         return
     first, second = _twice(names)
-    own = trace.request_id
-    assert own is not None
     unnamed = next((i for i in (first, second) if own[i] is None), None)
     why = "" if unnamed is None else f" (row {rows[unnamed]} has no id and goes by its number)"
     raise _fault(trace, f"rows {rows[first]} and {rows[second]} are both request {shown(names[second])}{why}")

@@ -1,14 +1,15 @@
 """From a trace to the engine: a `Source` that builds each request when it is due.
 
-Open loop: requests arrive as recorded. Sessions: a turn that is tied to another (`Trace.after`) arrives its think time
-after that one's end and delivery, whatever the end was: finished, rejected or aborted. Knows no format and no arrival
-process. Memory is the trace's columns, one chunk of rows as Python objects, and what is in flight.
+Open loop: requests arrive as recorded. Sessions and programs: a request that is tied to others (`Trace.after`,
+`also_after`) arrives its think time after the last of their ends and deliveries, whatever the ends were: finished,
+rejected or aborted. Knows no format and no arrival process. Memory is the trace's columns, one chunk of rows as Python
+objects, and what is in flight.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
@@ -29,11 +30,12 @@ PLAIN = {"source_row", "arrival_ns", "prompt_tokens", "output_tokens"}
 
 class TraceRequest(EngineRequest):
     """A request that also knows its place in the workload: its turn, what it followed after how long, and whether its
-    prompt `grows` out of that one."""
+    prompt `grows` out of that one; and what else it waited for."""
 
-    __slots__ = ("after", "grows", "think_ns", "turn")
+    __slots__ = ("after", "also_after", "grows", "think_ns", "turn")
 
     after: str | None
+    also_after: Sequence[str]
     grows: bool
     think_ns: int | None
     turn: int | None
@@ -82,6 +84,7 @@ class Rows:
             recorded_output_tokens=recorded, max_tokens=terms.max_tokens, slo=terms.slo, source_row=source_row,
         )  # fmt: skip
         request.after = request.think_ns = request.turn = None
+        request.also_after = ()
         request.grows = False
         return request
 
@@ -91,7 +94,7 @@ class Rows:
         get, terms = self._get, self._terms
         deadline, abort, sampling = get("deadline_ns", row), get("abort_ns", row), get("sampling", row)
         request = TraceRequest(
-            get("request_id", row) or str(source_row), arrival_ns, self._at["prompt_tokens"](row),
+            self.name(row), arrival_ns, self._at["prompt_tokens"](row),
             self._content(row, source_row, past), recorded_output_tokens=recorded,
             max_tokens=_first(get("max_tokens", row), terms.max_tokens), client=get("client", row) or "default",
             priority=self._at["priority"](row) if "priority" in self._at else 0,
@@ -103,8 +106,20 @@ class Rows:
         )  # fmt: skip
         request.think_ns, request.turn = get("think_ns", row), get("turn", row)
         request.after = None if past is None else past.request_id
+        request.also_after = self._others(row) if past is not None else ()
         request.grows = past is not None and bool(get("grows", row))
+        if past is not None or "program" in self._at:
+            depth = get("depth", row)
+            request.place_in(get("program", row), depth if depth is not None else 0 if past is None else past.depth + 1)
         return request
+
+    def _others(self, row: int) -> Sequence[str]:
+        also = self._trace.also_after
+        return () if also is None else [self.name(other) for other in also.row(row).tolist()]
+
+    def name(self, row: int) -> str:
+        """What the request of a row is called."""
+        return self._get("request_id", row) or str(self._at["source_row"](row))
 
     def _get(self, name: str, row: int) -> Any:
         """A value of an optional column, or None."""
@@ -231,16 +246,25 @@ class StreamSource:
         pass
 
 
-class SessionSource:
-    """A trace in which tied turns wait for the end of the turn they follow; all other rows arrive as recorded."""
+UNSERVED = ("rejected", "aborted", "failed")
 
-    def __init__(self, trace: Trace, terms: Terms) -> None:
+
+class SessionSource:
+    """A trace in which tied requests wait for the ends of all that they follow; all other rows arrive as recorded.
+
+    A tied request arrives its think time after the last of these ends and deliveries, whatever the ends were. With
+    `abandon` what follows a request that was rejected, aborted or failed never arrives, directly or not: `abandoned`
+    counts it.
+    """
+
+    def __init__(self, trace: Trace, terms: Terms, abandon: bool = False) -> None:
         assert trace.after is not None and trace.think_ns is not None
         self._trace, self._rows = trace, Rows(trace, terms, eager=False)
-        roots = np.flatnonzero(trace.after < 0)
-        self._roots = iter(roots.tolist())
-        self._followers = np.argsort(trace.after, kind="stable")[len(roots) :]
-        self._followed = trace.after[self._followers]
+        self._abandon, self.abandoned = abandon, 0
+        self._roots = iter(np.flatnonzero(trace.after < 0).tolist())
+        self._followers, self._followed = _edges(trace)
+        self._open = np.bincount(self._followers, minlength=len(trace))  # ends that each row still waits for
+        self._ready: dict[int, tuple[int, EngineRequest | None]] = {}  # of rows that wait for more: last end, past
         self._preparation = visible_ns(trace) - trace.arrival_ns
         self._due: list[tuple[int, int, int, EngineRequest | None]] = []  # (visible, row, arrival, followed)
         self._in_flight: dict[str, int] = {}
@@ -279,10 +303,45 @@ class SessionSource:
         row = self._in_flight.pop(request.request_id, None)
         if row is None:
             return
-        think = self._trace.think_ns
-        assert think is not None
+        if self._abandon and request.state in UNSERVED:
+            self._give_up(row)
+            return
         for child in self._children(row):
-            self._push(child, now_ns + request.delivery_ns + int(think[child]), request)
+            self._one_ended(child, row, request, now_ns + request.delivery_ns)
+
+    def _one_ended(self, child: int, row: int, request: EngineRequest, end_ns: int) -> None:
+        """`row`, which `child` waits for, ended and was delivered at `end_ns`."""
+        after, think = self._trace.after, self._trace.think_ns
+        assert after is not None and think is not None
+        last_ns, past = self._ready.pop(child, (end_ns, None))
+        last_ns, past = max(last_ns, end_ns), request if after[child] == row else past
+        self._open[child] -= 1
+        if self._open[child] > 0:
+            self._ready[child] = last_ns, past
+        elif self._open[child] == 0:  # below: it was given up
+            self._push(child, last_ns + int(think[child]), past)
+
+    def _give_up(self, row: int) -> None:
+        """Nothing that follows `row` will arrive."""
+        lost = self._children(row)
+        for child in lost:
+            if self._open[child] > 0:
+                self._open[child] = 0
+                self._ready.pop(child, None)
+                self.abandoned += 1
+                lost += self._children(child)
+
+
+def _edges(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Who follows whom, ordered by whom, then by who."""
+    assert trace.after is not None
+    children = np.flatnonzero(trace.after >= 0)
+    parents = trace.after[children]
+    if trace.also_after is not None:
+        children = np.concatenate([children, np.repeat(np.arange(len(trace)), trace.also_after.counts)])
+        parents = np.concatenate([parents, trace.also_after.values])
+    order = np.lexsort((children, parents))
+    return children[order], parents[order]
 
 
 class Until:

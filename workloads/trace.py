@@ -154,6 +154,8 @@ class Trace:
     ids, scope    : block ids, and the namespace in which they mean something (none: one for the whole trace)
     session, turn : the conversation, and the turn's number in it from 0
     after, think_ns : index of the request after whose end this one follows by `think_ns`; -1: not tied to another
+    also_after    : indices of further requests whose ends a tied one waits for (see dependencies.py)
+    program, depth : the requests that wait for one another and its sessions; how many of them came before, in a chain
     stamped       : False where the file gives no arrival and `arrival_ns` is only a lower bound, from think times
     deadline_ns, abort_ns : counted from the arrival
     slo           : name of the SLO class
@@ -177,6 +179,9 @@ class Trace:
     turn: Column | None = None
     after: Column | None = None
     think_ns: Column | None = None
+    also_after: BlockIds | None = None
+    program: Labels | None = None
+    depth: Column | None = None
     stamped: np.ndarray | None = None
     client: Labels | None = None
     model: Labels | None = None
@@ -236,11 +241,14 @@ class Trace:
         return replace(self, provenance=self.provenance.assuming(*statements))
 
     def take(self, rows: np.ndarray | slice) -> Trace:
-        """These rows, in this order. A follower of a row left out follows that row's predecessor."""
+        """These rows, in this order. A follower of a row left out follows what that row followed."""
         chosen = {name: column.take(rows) if not isinstance(column, np.ndarray) else column[rows]
                   for name, column in self.columns()}  # fmt: skip
         if self.after is not None:
-            chosen["after"] = _relink(self.after, np.arange(len(self))[rows])
+            kept = np.arange(len(self))[rows]
+            chosen["after"] = _relink(self.after, kept)
+            if self.also_after is not None:
+                chosen |= _relink_others(self, self.also_after.take(kept), kept)
         return replace(self, **chosen)  # type: ignore[arg-type]
 
     def where(self, keep: np.ndarray, reason: str) -> Trace:
@@ -258,7 +266,7 @@ class Trace:
 
     def chunks(self, size: int = 4096) -> Iterator[Trace]:
         """Consecutive parts that share memory with this trace; links between requests are left out of them."""
-        whole = replace(self, after=None, think_ns=None)
+        whole = replace(self, after=None, think_ns=None, also_after=None)
         for start in range(0, len(self), size):
             yield whole.take(slice(start, start + size))
 
@@ -270,14 +278,45 @@ class Trace:
 
 def _relink(after: Column, kept: Column) -> Column:
     """Predecessors among `kept`, as indices into it; follows the chain past rows left out."""
+    return _past_lost(after, kept, after[kept].copy())
+
+
+def _past_lost(after: Column, kept: Column, target: Column) -> Column:
+    """The rows `target` as indices into `kept`; one that is left out stands for what it follows, and so on."""
     new_index = np.full(len(after) + 1, -1, dtype=np.int64)
     new_index[kept] = np.arange(len(kept))
-    target = after[kept].copy()
     while True:
         lost = (target >= 0) & (new_index[target] < 0)
         if not lost.any():
             return new_index[target]  # target -1 reads the last entry, which stays -1
         target[lost] = after[target[lost]]
+
+
+def _relink_others(trace: Trace, others: BlockIds, kept: Column) -> dict[str, Any]:
+    """The predecessors among `kept`. Where only further ones are left, the first takes the place of `after`."""
+    assert trace.after is not None
+    after = _relink(trace.after, kept)
+    child = np.repeat(np.arange(len(kept)), others.counts)
+    found = _past_lost(trace.after, kept, others.values.copy())
+    there = found >= 0
+    child, found = child[there], found[there]
+    lone = np.unique(child[after[child] < 0], return_index=True)
+    after[lone[0]] = found[after[child] < 0][lone[1]]
+    pairs = np.unique(np.stack([child, found])[:, found != after[child]], axis=1)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(pairs[0], minlength=len(kept)))])
+    changes: dict[str, Any] = {"after": after, "also_after": BlockIds(offsets, pairs[1], 1) if pairs.size else None}
+    if trace.grows is not None and len(lone[0]):
+        grows = trace.grows[kept].copy()
+        grows[lone[0]] = False
+        changes["grows"] = grows
+    return changes
+
+
+def ragged(rows: Sequence[Sequence[int]], width: int = 1) -> BlockIds:
+    """Rows of numbers end to end."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return BlockIds(offsets, np.fromiter((v for row in rows for v in row), np.int64, int(offsets[-1])), width)
 
 
 def _same(a: np.ndarray | Labels | BlockIds, b: np.ndarray | Labels | BlockIds) -> bool:
@@ -298,13 +337,29 @@ def _same_ids(a: BlockIds, b: BlockIds) -> bool:
 
 
 def concatenate(parts: Sequence[Trace]) -> Trace:
-    """One trace of several, in the order given; columns that some lack are "none" there. Links are not carried over."""
+    """One trace of several, in the order given; columns that some lack are "none" there. Links stay within a part."""
     assert parts, "nothing to concatenate"
     first = parts[0]
-    names = dict.fromkeys(name for part in parts for name, _ in part.columns() if name != "after")
+    parts = [_shifted(part, start) for part, start in zip(parts, _starts(parts), strict=True)]
+    names = dict.fromkeys(name for part in parts for name, _ in part.columns())
     columns = {name: _join(name, parts) for name in names}
     classes = {name: slo for part in parts for name, slo in part.slo_classes.items()}
     return Trace(name=first.name, provenance=first.provenance, slo_classes=classes, **columns)  # type: ignore[arg-type]
+
+
+def _starts(parts: Sequence[Trace]) -> list[int]:
+    return np.concatenate([[0], np.cumsum([len(part) for part in parts])[:-1]]).tolist()  # type: ignore[no-any-return]
+
+
+def _shifted(trace: Trace, start: int) -> Trace:
+    """With links to rows that begin at `start`."""
+    if trace.after is None or not start:
+        return trace
+    also = trace.also_after
+    return replace(
+        trace, after=np.where(trace.after < 0, -1, trace.after + start),
+        also_after=None if also is None else BlockIds(also.offsets, also.values + start, 1),
+    )  # fmt: skip
 
 
 def _join(name: str, parts: Sequence[Trace]) -> np.ndarray | Labels | BlockIds:

@@ -177,6 +177,10 @@ def plain_stamps(values: Sequence[Any]) -> np.ndarray | None:
         return None
 
 
+def is_stamp(value: str) -> bool:
+    return _STAMP.match(value) is not None
+
+
 def parse_stamp(value: str) -> int:
     """ns since 1970-01-01 00:00 (UTC if the stamp carries an offset, else of its own clock)."""
     match = _STAMP.match(value)

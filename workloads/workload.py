@@ -51,15 +51,17 @@ class Workload(Protocol):
 class Offered:
     """What every workload has: what its requests carry beside their lengths, and how they reach the engine.
 
-    max_tokens   : cap on every output, null for the model's limit
-    slo_classes  : named objectives that rows or clients may refer to
-    stop_after_s : nothing arrives from then on
+    max_tokens   : cap on every output, null for the model's limit slo_classes  : named objectives that rows or clients
+    may refer to stop_after_s : nothing arrives from then on on_failure   : `continue`: what waits for a request arrives
+    whatever became of that one; `abandon`: never, if that one
+                   was rejected, aborted or failed
     """
 
     name: str
     max_tokens: int | None = None
     slo_classes: Mapping[str, SLO] = field(default_factory=dict)
     stop_after_s: float | None = None
+    on_failure: str = "continue"
 
     def load(self, seed: int = 0) -> Trace:
         """All requests, in memory."""
@@ -80,10 +82,15 @@ class Offered:
         parts = self.parts(seed) if trace is None else None
         if parts is None:
             trace = self.load(seed) if trace is None else trace
-            source = make_source(trace, self.terms(slo, prompt_seed, vocab_size, trace.provenance))
+            terms = self.terms(slo, prompt_seed, vocab_size, trace.provenance)
+            source = make_source(trace, terms, self._abandons())
         else:
             source = StreamSource(parts, self.terms(slo, prompt_seed, vocab_size))
         return source if self.stop_after_s is None else Until(source, to_ns(self.stop_after_s))
+
+    def _abandons(self) -> bool:
+        one_of("on_failure", self.on_failure, "continue", "abandon")
+        return self.on_failure == "abandon"
 
     def terms(
         self, slo: SLO | None, prompt_seed: int, vocab_size: int | None, provenance: Provenance | None = None
@@ -105,7 +112,7 @@ class Recorded(Offered):
 
     path, format, obtain : the file (`embedded:NAME` for one in the package), its format (None: by its keys), and where
                            to get it, said when `path` is missing
-    time_unit, block_size, hash_scope, keep_failed, strict, columns, tokenizer, priority_order, max_span_s : see
+    time_unit, block_size, hash_scope, keep_failed, strict, columns, tokenizer, priority_order, max_span_s, gap : see
                            `ReadOptions`
     window          : [start, stop) recorded seconds
     sample_sessions : a share of the sessions, each kept whole
@@ -136,6 +143,7 @@ class Recorded(Offered):
     columns: Mapping[str, str | None] = field(default_factory=dict)
     priority_order: str = "larger_first"
     max_span_s: float = 86_400.0
+    gap: str = "stamped"
     tokenizer: str | None = None
     window: Sequence[float] | None = None
     sample_sessions: float | None = None
@@ -211,7 +219,7 @@ class Recorded(Offered):
         options = ReadOptions(
             time_unit=self.time_unit, block_size=self.block_size, hash_scope=self.hash_scope, strict=self.strict,
             keep_failed=self.keep_failed, columns=named, tokenizer=self.tokenizer,
-            priority_order=self.priority_order, max_span_s=self.max_span_s,
+            priority_order=self.priority_order, max_span_s=self.max_span_s, gap=self.gap,
         )  # fmt: skip
         return _traces.read(self._file(), self.format, options).with_columns(name=self.name)
 
@@ -282,11 +290,11 @@ def one_of(name: str, value: str | None, *allowed: str | None) -> None:
         raise ConfigError(f"workload.{name}={value}, expected one of {expected}")
 
 
-def make_source(trace: Trace, terms: Terms) -> Source:
-    """Open loop, or with turns that wait for the one before where the trace ties them."""
+def make_source(trace: Trace, terms: Terms, abandon: bool = False) -> Source:
+    """Open loop, or with requests that wait for others where the trace ties them; see `SessionSource`."""
     check(trace)
     if trace.after is not None and (trace.after >= 0).any():
-        return SessionSource(trace, terms)
+        return SessionSource(trace, terms, abandon)
     return StreamSource(trace.chunks(), terms)
 
 
@@ -300,6 +308,9 @@ def describe(trace: Trace) -> str:
     tied = 0 if trace.after is None else int((trace.after >= 0).sum())
     if tied:
         parts.append(f"{tied:,} turns wait for the turn before")
+    joins = 0 if trace.also_after is None else int((trace.also_after.counts > 0).sum())
+    if joins:
+        parts.append(f"{joins:,} of them for several requests")
     if trace.session is not None and trace.turn is not None and (loose := int((trace.turn > 0).sum()) - tied) > 0:
         parts.append(f"{loose:,} later turns arrive as stamped, whether or not the turn before has ended")
     parts += [f"{number:,} rows {name.replace('_', ' ')}" for name, number in trace.provenance.counts.items()]

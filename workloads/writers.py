@@ -9,7 +9,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
@@ -22,8 +22,12 @@ import numpy as np
 from schedlab.framework.content import IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS, SLO, EngineRequest
+from schedlab.framework.results.packed import PackedText
+from schedlab.workloads.builder import previous_turns
 from schedlab.workloads.content import SegmentContent
-from schedlab.workloads.source import Rows, Terms, TraceRequest
+from schedlab.workloads.dependencies import depths
+from schedlab.workloads.soundness import request_names
+from schedlab.workloads.source import Rows, Terms, TraceRequest, visible_ns
 from schedlab.workloads.trace import BlockIds, Trace
 
 BUFFERED = 256
@@ -34,10 +38,10 @@ encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def encode_request(request: EngineRequest) -> str:
-    """One line of `workload.jsonl.gz`, without its newline; fields at their default are left out.
+    """One line of a run's workload log, without its newline; fields at their default are left out.
 
     `deadline_ns`, `abort_ns`, `preparation_ns` count from the arrival; `after` names the request that this one
-    followed, `think_ns` after its end.
+    followed, `think_ns` after its end, or lists all that it waited for, the one that it continued first.
     """
     content, recorded, row = request.content, request.recorded_output_tokens, request.source_row
     if type(content) is UniqueContent:  # by hand, as most are: it takes a fifth of the time
@@ -63,6 +67,8 @@ def _optional(request: EngineRequest) -> str:
         text += f',"priority":{request.priority}'
     if request.session is not None:
         text += f',"session":{quote(request.session)}'
+    if request.own_program is not None:
+        text += f',"program":{quote(request.own_program)},"depth":{request.depth}'
     if request.deadline_ns is not None:
         text += f',"deadline_ns":{request.deadline_ns - arrival}'
     if request.abort_ns is not None:
@@ -79,10 +85,17 @@ def _optional(request: EngineRequest) -> str:
         if request.turn is not None:
             text += f',"turn":{request.turn}'
         if request.after is not None:
-            text += f',"after":{quote(request.after)}'
+            text += f',"after":{_followed(request)}'
         if request.think_ns is not None:
             text += f',"think_ns":{request.think_ns}'
     return text
+
+
+def _followed(request: TraceRequest) -> str:
+    """The request that this one continued, or that and all others it waited for."""
+    assert request.after is not None
+    names = [quote(name) for name in (request.after, *request.also_after)]
+    return names[0] if len(names) == 1 else f"[{','.join(names)}]"
 
 
 @lru_cache
@@ -106,10 +119,10 @@ def _content(request: EngineRequest) -> dict[str, Any]:
 
 
 class WorkloadWriter:
-    """Writes `workload.jsonl.gz` as requests are offered; a killed run leaves a readable beginning after `flush`."""
+    """Writes the requests that a run is offered, compressed; a killed run leaves a readable beginning after `flush`."""
 
     def __init__(self, path: str | Path) -> None:
-        self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=1)  # noqa: SIM115 (closed by close)
+        self._file = PackedText(Path(path))
         self._lines: list[str] = []
 
     def write(self, request: EngineRequest) -> None:
@@ -119,14 +132,14 @@ class WorkloadWriter:
 
     def flush(self) -> None:
         self._pass_on()
-        self._file.flush()
+        self._file.sync()
 
     def close(self) -> None:
         self._pass_on()
         self._file.close()
 
     def _pass_on(self) -> None:
-        self._file.writelines(f"{line}\n" for line in self._lines)
+        self._file.write("".join([f"{line}\n" for line in self._lines]))
         self._lines.clear()
 
     def __enter__(self) -> WorkloadWriter:
@@ -137,15 +150,21 @@ class WorkloadWriter:
 
 
 def write_offered(trace: Trace, path: str | Path, terms: Terms | None = None) -> None:
-    """A whole trace as the offered workload that an open-loop run of it writes."""
-    rows = Rows(trace, terms or Terms())
+    """A whole trace as the offered workload that a run of it writes, in which no request takes any time."""
+    rows, made = Rows(trace, terms or Terms()), dict[int, TraceRequest]()
+    after = np.full(len(trace), -1) if trace.after is None else trace.after
+    followed = set(after.tolist())
     with WorkloadWriter(path) as writer:
-        for row, arrival_ns in enumerate(trace.arrival_ns.tolist()):
-            writer.write(rows.request(row, arrival_ns))
+        for row in np.lexsort((np.arange(len(trace)), depths(trace), visible_ns(trace))).tolist():
+            request = rows.request(row, int(trace.arrival_ns[row]), made.get(int(after[row])))
+            if row in followed:
+                made[row] = request
+            writer.write(request)
 
 
 def write_mooncake(trace: Trace, path: str | Path) -> None:
-    """Mooncake jsonl: `timestamp` and `delay` in whole ms, as its readers demand, the exact ns in keys of ours.
+    """Mooncake jsonl: `timestamp` and `delay` in whole ms, as its readers demand, the exact ns in keys of ours; agentic
+    rows where requests wait for others than the turn before.
 
     So is `block_size`, where ids are not 512 tokens wide. Scopes become one, by new numbers for their ids; a tail
     without an id gets one of its own. Raises ConfigError for what the format cannot say: segments of unequal length,
@@ -155,16 +174,18 @@ def write_mooncake(trace: Trace, path: str | Path) -> None:
     if trace.ids is not None and trace.ids.widths is not None:
         raise ConfigError(f"{trace.name}: prompts of segments of unequal length have no Mooncake form")
     ids = None if trace.ids is None else covering_ids(trace, trace.ids)
+    names = request_names(trace) if trace.also_after is not None or starts_session(trace).any() else None
     with open_out(path) as file:
         for row in range(len(trace)):
-            file.write(encode_json(_mooncake_row(trace, ids, row)) + "\n")
+            file.write(encode_json(_mooncake_row(trace, ids, row, names)) + "\n")
 
 
-def _mooncake_row(trace: Trace, ids: BlockIds | None, row: int) -> dict[str, Any]:
+def _mooncake_row(trace: Trace, ids: BlockIds | None, row: int, names: Sequence[str] | None) -> dict[str, Any]:
+    """With `names` as an agentic row, which says what it waits for."""
     arrival = int(trace.arrival_ns[row])
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = {} if names is None else {"request_id": names[row]}
     if trace.stamped is None or trace.stamped[row]:
-        out = {"timestamp": round(arrival / 1e6), "arrival_ns": arrival}
+        out |= {"timestamp": round(arrival / 1e6), "arrival_ns": arrival}
     out |= {"input_length": int(trace.prompt_tokens[row]), "output_length": int(trace.output_tokens[row])}
     if ids is not None and ids.counts[row]:
         out["hash_ids"] = ids.row(row).tolist()
@@ -172,16 +193,19 @@ def _mooncake_row(trace: Trace, ids: BlockIds | None, row: int) -> dict[str, Any
             out["block_size"] = ids.width
     if trace.session is not None and (session := trace.session[row]) is not None:
         out["session_id"] = session
-    if trace.think_ns is not None and (think := int(trace.think_ns[row])) >= 0 and not starts_session(trace)[row]:
+    if trace.think_ns is not None and (think := int(trace.think_ns[row])) >= 0:
         out |= {"delay": round(think / 1e6), "think_ns": think}
+        if names is not None and trace.after is not None:
+            others = [] if trace.also_after is None else trace.also_after.row(row).tolist()
+            out["wait_for"] = [names[other] for other in (int(trace.after[row]), *others)]
     return out
 
 
 def starts_session(trace: Trace) -> np.ndarray:
-    """bool [N]: tied, but not to a turn of its own session, as a sub-agent's first call is."""
-    if trace.after is None or trace.session is None:
-        return np.zeros(len(trace), dtype=bool) if trace.after is None else trace.after >= 0
-    other: np.ndarray = (trace.after >= 0) & (trace.session.codes != trace.session.codes[trace.after])
+    """bool [N]: tied, but not to the turn before in its session, as a sub-agent's first call is."""
+    if trace.after is None:
+        return np.zeros(len(trace), dtype=bool)
+    other: np.ndarray = (trace.after >= 0) & (trace.after != previous_turns(trace))
     return other
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.engines import DTYPES, roofline_of
-from schedlab.experiments.run.offered import WORKLOAD
 from schedlab.framework.cost.bounds import Bound, Demand, Prices, alone_first_ns, bounds, longest_shared, tight
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.windows import Window, layers_window
 from schedlab.framework.request import NS
+from schedlab.framework.results.packed import find
 from schedlab.framework.results.tables import Columns, RunTables
 from schedlab.workloads.options import WHOLE
-from schedlab.workloads.readers import read
+from schedlab.workloads.readers import OFFERED, read
 from schedlab.workloads.statistics import prefix_keys
 from schedlab.workloads.trace import BlockIds, Trace
 
@@ -47,7 +47,7 @@ def bounds_of(directory: str | Path, tables: RunTables) -> dict[str, Bound]:
     if prices is None or tables.status != "finished":
         return {}
     requests = tables.requests
-    demand = demand_of(requests, read(Path(directory) / WORKLOAD, "offered", WHOLE), tables.manifest or {})
+    demand = demand_of(requests, read(find(Path(directory), OFFERED), "offered", WHOLE), tables.manifest or {})
     inside = window_of(requests, tables.result["measurement"].get("window", {}))
     status = np.array(requests["status"])
     served = np.isin(status, ["finished", "length_capped"]) & inside
@@ -65,7 +65,7 @@ def bounds_of(directory: str | Path, tables: RunTables) -> dict[str, Bound]:
 def alone_ttft_s(directory: str | Path, tables: RunTables) -> np.ndarray | None:
     """What the TTFT of each request would be at least, alone on the machine; None where that is not known."""
     manifest = tables.manifest or {}
-    prices, path = prices_of(manifest), Path(directory) / WORKLOAD
+    prices, path = prices_of(manifest), find(Path(directory), OFFERED)
     if prices is None or tables.result["record"] != "full" or not path.exists():
         return None
     demand = demand_of(tables.requests, read(path, "offered", WHOLE), manifest)
@@ -194,7 +194,8 @@ def of_variants(variants: Mapping[str, Sequence[Run]]) -> dict[str, list[Tightne
     """How near the replicates of each variant come to their bounds; runs without logs have none."""
     found = {}
     for name, runs in variants.items():
-        logged = [run for run in runs if run.tables.result["record"] == "full" and (run.directory / WORKLOAD).exists()]
+        logged = [run for run in runs if run.tables.result["record"] == "full"]
+        logged = [run for run in logged if find(run.directory, OFFERED).exists()]
         bounded = [(run.tables, limits) for run in logged if (limits := bounds_of(run.directory, run.tables))]
         if told := tightness(bounded):
             found[name] = told

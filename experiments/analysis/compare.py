@@ -214,7 +214,8 @@ def markdown(verdicts: Verdicts, told_bounds: Bounds | None = None) -> str:
         table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
         notes = "".join(f"- {line}\n" for line in notes_of(told, verdicts.level))
         parts.append(f"## {told.name}\n\n{table}\n{notes}")
-    notes = "".join(f"- {line}\n" for line in (*gate_lines(verdicts), *verdicts.notes))
+    settings = verdicts.comparison.settings if verdicts.comparison else []
+    notes = "".join(f"- {line}\n" for line in (*gate_lines(verdicts), *verdicts.notes, *settings))
     return "\n".join(["# Verdicts\n", *parts, *([notes] if notes else [])])
 
 
@@ -225,8 +226,8 @@ def write(verdicts: Verdicts, directory: Path, told_bounds: Bounds | None = None
     """verdicts.json and verdicts.md."""
     paths = [directory / f"{VERDICTS}.json", directory / f"{VERDICTS}.md"]
     content = {**verdicts.as_json(), "bounds": as_json(told_bounds or {})}
-    paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    paths[1].write_text(markdown(verdicts, told_bounds))
+    paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    paths[1].write_text(markdown(verdicts, told_bounds), encoding="utf-8")
     return paths
 
 

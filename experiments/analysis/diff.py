@@ -7,12 +7,13 @@ runs up to that step again. Knows runs and steps; statistics over many runs are 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.analysis.decisions import parting
+from schedlab.experiments.analysis.past_run import PastRun
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.engine import Engine
 from schedlab.framework.policy import Event, Policy
@@ -25,40 +26,6 @@ from schedlab.framework.step import Step
 
 SHOWN = 8
 """Requests of a list that are named in the terminal."""
-
-
-# ---- where two logs part ----
-
-
-def batches(decisions: Columns) -> Iterator[tuple[Any, int, int]]:
-    """What each row executes, its first step and how many it stands for; steps that idle execute nothing."""
-    for row in range(len(decisions["index"])):
-        batch = tuple(decisions[name][row] for name in ("preempted", "grants", "decodes"))
-        if any(batch):
-            index, repeat, decodes_at = (int(decisions[name][row]) for name in ("index", "repeat", "decodes_at"))
-            yield (*batch, decodes_at), index, repeat
-
-
-def parting(a: Columns, b: Columns) -> tuple[int, int] | None:
-    """The step of each run from which on they decide differently; None if they never do.
-
-    Where one ends first, that is the step after its last.
-    """
-    rows = batches(a), batches(b)
-    heads = [next(side, None) for side in rows]
-    done, ends = [0, 0], [0, 0]
-    while heads[0] is not None and heads[1] is not None and heads[0][0] == heads[1][0]:
-        together = min(head[2] - past for head, past in zip(heads, done, strict=True) if head is not None)
-        for side, head in enumerate(heads):
-            assert head is not None
-            done[side] += together
-            ends[side] = head[1] + done[side]
-            if done[side] == head[2]:
-                heads[side], done[side] = next(rows[side], None), 0
-    if heads == [None, None]:
-        return None
-    at = [ends[side] if head is None else head[1] + done[side] for side, head in enumerate(heads)]
-    return at[0], at[1]
 
 
 # ---- what a step saw and decided ----

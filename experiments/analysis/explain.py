@@ -14,6 +14,7 @@ from typing import Any
 from schedlab.experiments.analysis.attribution import TPOT_PARTS, TTFT_PARTS
 from schedlab.experiments.analysis.causes import ERROR, Cause, Suggestion, View, causes
 from schedlab.experiments.analysis.rerun import rerun
+from schedlab.experiments.analysis.step_work import machine_of, time_shares
 from schedlab.experiments.analysis.table import Run
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.results.reader import read_run
@@ -31,6 +32,8 @@ SAID = {
     "left_out": "left out of decode steps, or idle",
 }
 
+SPENT = {"compute": "computing", "memory": "moving memory", "overhead": "overhead"}
+
 FROM_PYTHON = (
     "The run was made from Python, and its manifest does not say how to build its policy, model and engine: what "
     "depends on them is not suggested, and nothing can be tried. For runs of `schedlab run` it is."
@@ -39,17 +42,22 @@ FROM_PYTHON = (
 
 @dataclass(frozen=True)
 class Trial:
-    """A suggestion, run again on the virtual clock: the metric before and after it, in seconds; or why not."""
+    """A suggestion, run again on the virtual clock: the metric before and after it, in seconds; or why not.
+
+    A prediction has an error of ERROR times the metric before.
+    """
 
     before: float | None = None
     after: float | None = None
     failed: str | None = None
 
     def holds(self, predicted: float | None) -> bool | None:
-        """Whether the metric moved as predicted, within the stated error; None if nothing was predicted or tried."""
+        """Whether the metric moved as predicted, within the stated error; None if nothing was predicted or tried, and
+        where the error is as large as the effect."""
         if predicted is None or self.after is None or self.before is None:
             return None
-        return abs(self.after - predicted) <= ERROR * self.before
+        error = ERROR * self.before
+        return None if abs(self.before - predicted) <= error else abs(self.after - predicted) <= error
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Seconds of each part of TTFT and TPOT, time shares of the steps by bound, and the named causes.
+    """Seconds of each part of TTFT and TPOT, how the time of the steps was spent, and the named causes.
 
     The parts are means over all requests, and over the hundredth of them that has most of the latency.
     """
@@ -85,7 +93,7 @@ class Explanation:
     slowest_ttft: Mapping[str, float]
     slowest_tpot: Mapping[str, float]
     weights: float
-    time: Mapping[str, float | None]
+    time: Mapping[str, float]
     named: list[Named]
     note: str | None = None
 
@@ -106,7 +114,8 @@ def explain(directory: Path, tried: bool = True) -> Explanation:
     if not view.parts.has_ttft.any():
         raise ConfigError(f"{directory}: no request of the run had a first token; there is nothing to explain")
     named = _tried(directory, view) if tried else [Named(cause, cause.suggest(view)) for cause in causes(view)]
-    time = {bound: run.summary[f"bound/{bound}"] for bound in ("compute", "memory", "overhead")}
+    machine = machine_of(run.manifest or {})
+    time = time_shares(run, view.past, machine[0].window if machine else None)
     requests = int(view.parts.has_ttft.sum())
     title, tails = _title(Run(directory, run)), view.slowest()
     note = None if view.config else FROM_PYTHON
@@ -156,8 +165,8 @@ def lines(explanation: Explanation) -> list[str]:
     said += _parts("TPOT", explanation.tpot, explanation.slowest_tpot, TPOT_PARTS)
     if explanation.weights:
         said += [f"  of own decode, moving weights{explanation.weights * 1e3:10,.2f} ms", ""]
-    if None not in explanation.time.values():
-        shares = ", ".join(f"{share:.0%} {_bound(bound)}" for bound, share in explanation.time.items())
+    if explanation.time:
+        shares = ", ".join(f"{share:.0%} {SPENT[part]}" for part, share in explanation.time.items())
         said += [f"Time of the steps: {shares}.", ""]
     if not explanation.named:
         said.append("No cause stands out: none of queue, prompts beside streams, weights and preemptions dominates.")
@@ -178,10 +187,6 @@ def _parts(metric: str, parts: Mapping[str, float], slowest: Mapping[str, float]
 
 def _cell(seconds: float, whole: float) -> str:
     return f"{seconds * 1e3:10,.2f} ms {seconds / whole if whole else 0:7.1%}"
-
-
-def _bound(bound: str) -> str:
-    return bound if bound == "overhead" else f"{bound}-bound"
 
 
 def cause_lines(item: Named) -> list[str]:
@@ -206,8 +211,13 @@ def _outcome(item: Named) -> str:
     moved = f"{suggestion.metric} from {trial.before * 1e3:,.1f} to {trial.after * 1e3:,.1f} ms on the virtual clock"
     if predicted is None:
         return f"Tried: {moved}."
-    verdict = "as predicted" if trial.holds(predicted) else "not as predicted"
-    return f"Tried: {moved}, {verdict} ({predicted * 1e3:,.1f} ± {ERROR * trial.before * 1e3:,.1f} ms)."
+    interval = f"{predicted * 1e3:,.1f} ± {ERROR * trial.before * 1e3:,.1f} ms"
+    holds = trial.holds(predicted)
+    if holds is None:
+        return f"Tried: {moved}; predicted were {interval}, which is wider than the effect and says nothing."
+    vague = holds and ERROR * trial.before >= predicted / 2
+    note = f", an error of {ERROR:.0%} of the value before: the direction, and no more" if vague else ""
+    return f"Tried: {moved}, {'as predicted' if holds else 'not as predicted'} ({interval}{note})."
 
 
 def show(explanation: Explanation, form: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from schedlab.experiments.analysis.history import Histories, History, Phase, histories
-from schedlab.framework.cost.expand import durations
+from schedlab.framework.cost.expand import boundaries
 from schedlab.framework.request import NS
 from schedlab.framework.results.tables import RunTables
 
@@ -46,33 +46,46 @@ def gaps(run: RunTables) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         first_ns[part] = ends[np.searchsorted(row, part)]
         same = row[1:] == row[:-1]  # who decodes in a jump lives through all of it
         yield ends[1:][same], np.diff(ends)[same]
-    yield _Streams(histories(run), first_ns, end_ns).gaps()
-
-
-# ---- boundaries ----
-
-
-def boundaries(run: RunTables, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The row and the end of each boundary of the jump rows `rows`, in order; int64 [B].
-
-    Where the rates do not give a row's duration, which a chain that lacked a block does not, its boundaries are spread
-    over the duration that is logged.
-    """
-    if not len(rows):
-        return rows, rows
-    steps, manifest = run.steps, run.manifest or {}
-    chained = manifest.get("engine", {}).get("max_chained_steps", 1)
-    took, begins = durations(steps, manifest.get("cost"), chained, rows)
-    starts = np.cumsum(steps["repeat"][rows]) - steps["repeat"][rows]
-    since = np.cumsum(took)
-    since -= np.repeat(since[starts] - took[starts], steps["repeat"][rows])
-    last = np.append(begins[1:], True)
-    row = np.repeat(rows, steps["repeat"][rows])[last]
-    share = steps["duration_ns"][rows] / np.add.reduceat(took, starts)
-    return row, steps["now_ns"][row] + np.rint(since[last] * np.repeat(share, steps["repeat"][rows])[last]).astype(int)
+    together = gaps_together(run, first_ns, end_ns)
+    yield _Streams(histories(run), first_ns, end_ns).gaps() if together is None else together
 
 
 # ---- streams ----
+
+
+def gaps_together(run: RunTables, first_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """What `_Streams` finds, from steps and requests alone; None where not every row decodes all or none of decoding.
+
+    Requests decode between their first token and their end at most, so that this is so where each row decodes as many
+    as are between them. `first_ns` and `end_ns`: when the first and the last boundary of each row ended, int64 [R].
+    """
+    steps, requests = run.steps, run.requests
+    emitted = ~np.isnan(requests["first_token_s"])
+    token_ns, finished_ns = (np.rint(requests[name][emitted] * NS) for name in ("first_token_s", "finished_s"))
+    first, stop = np.searchsorted(end_ns, token_ns), np.searchsorted(steps["now_ns"], finished_ns)
+    if not np.array_equal(end_ns.take(first, mode="clip"), token_ns):
+        return None
+    rows = np.flatnonzero(steps["decode_requests"] > 0)
+    low = np.searchsorted(rows, first + 1)
+    high = np.maximum(np.searchsorted(rows, stop), low)
+    tokens = np.append(0, np.cumsum(steps["repeat"][rows]))
+    if not (
+        np.array_equal(_covering(low, high, len(rows)), steps["decode_requests"][rows])
+        and np.array_equal(1 + tokens[high] - tokens[low], requests["output_tokens"][emitted])
+    ):
+        return None
+    begun = low < high
+    opening = rows[low[begun]]
+    shared = np.flatnonzero(_covering(low[begun] + 1, high[begun], len(rows)))
+    since_ns = np.concatenate([end_ns[rows[shared - 1]], token_ns[begun].astype(np.int64)])
+    when_ns = first_ns[np.concatenate([rows[shared], opening])]
+    return when_ns, when_ns - since_ns
+
+
+def _covering(low: np.ndarray, high: np.ndarray, length: int) -> np.ndarray:
+    """How many of the intervals [low, high) hold each of 0 .. length - 1; int64 [length]."""
+    change = np.bincount(low, minlength=length + 1) - np.bincount(high, minlength=length + 1)
+    return np.asarray(np.cumsum(change)[:length])
 
 
 class _Streams:

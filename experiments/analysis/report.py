@@ -18,7 +18,7 @@ import numpy as np
 from schedlab.experiments.analysis import report_plots as draw
 from schedlab.experiments.analysis import series
 from schedlab.experiments.analysis.bounds import Tightness, alone_ttft_s, of_variants
-from schedlab.experiments.analysis.explain import SAID, cause_lines, explain
+from schedlab.experiments.analysis.explain import SAID, SPENT, cause_lines, explain
 from schedlab.experiments.analysis.report_plots import svg
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
@@ -137,7 +137,7 @@ class Report:
         if not path.exists():
             return None
         try:
-            found: dict[str, Any] = json.loads(path.read_text())
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}: not JSON, {error}") from None
         return found
@@ -213,7 +213,7 @@ def explained(variant: Variant, tried: bool) -> dict[str, Any]:
     found = explain(variant.first.directory, tried)
     return {
         "parts": {"TTFT": _parts(found.ttft, found.slowest_ttft), "TPOT": _parts(found.tpot, found.slowest_tpot)},
-        "time": {bound: share for bound, share in found.time.items() if share is not None},
+        "time": {SPENT[part]: share for part, share in found.time.items()},
         "causes": [" ".join(line.strip() for line in cause_lines(item)) for item in found.named],
         "requests": found.requests,
     }
@@ -268,7 +268,7 @@ def write_report(directory: Path, out: Path | None = None, tried: bool = True) -
         sections=report.sections,
         own=[(section, explained(variant, tried)) for variant, section in own], facts=facts(report.variants[0].first),
         change=written_change, caption=draw.caption, manifest=json.dumps(report.variants[0].first.manifest, indent=1),
-    ))  # fmt: skip
+    ), encoding="utf-8")  # fmt: skip
     return path, saved
 
 
@@ -277,5 +277,5 @@ def save(pictures: Mapping[str, Picture], inline: Mapping[str, str], directory: 
     directory.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         picture.savefig(directory / f"{name}.png", dpi=120)
-        (directory / f"{name}.svg").write_text(inline[name] + "\n")
+        (directory / f"{name}.svg").write_text(inline[name] + "\n", encoding="utf-8")
     return [directory / f"{name}.{form}" for name in pictures for form in ("png", "svg")]

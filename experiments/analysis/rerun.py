@@ -7,14 +7,17 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments import engines
+from schedlab.experiments.analysis.past_run import PastRun
 from schedlab.experiments.run.api import Experiment
+from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.tables import RunTables
 from schedlab.workloads.replicate import leaders
@@ -22,8 +25,8 @@ from schedlab.workloads.trace import Trace
 
 VIRTUAL = "schedlab.experiments.engines.virtual"
 ON_CPU = "schedlab.experiments.engines.cpu"
-NOT_VIRTUAL = ("dtype", "num_threads", "sampling_seed", "kv_space_gib", "batch_invariant", "device")
-"""Keys of the real engines that the virtual one does not have."""
+TAKEN = {*signature(engines.virtual).parameters, *(f.name for f in fields(EngineConfig))} - {"limits"}
+"""Keys of an engine that the virtual one takes."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,13 @@ def share_of(trace: Trace, replicas: int) -> Trace:
 
 
 def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's node for the virtual clock, with the limits that the run had."""
+    """The engine's node for the virtual clock, with the limits that the run had and the keys that it takes."""
     engine = dict(config["engine"])
     if engine["_target_"] == VIRTUAL:
         return engine
     from schedlab.experiments.run.compose import preset
 
     hardware = preset("hardware", "cpu") if engine["_target_"] == ON_CPU else config["hardware"]
-    kept = {key: value for key, value in engine.items() if key not in NOT_VIRTUAL}
-    return {**kept, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}
+    kept = {key: value for key, value in engine.items() if key in TAKEN}
+    held = {"weight_dtype": engines.DTYPES[engine["dtype"]]} if "dtype" in engine else {}
+    return {**kept, **held, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}

@@ -6,12 +6,13 @@ Knows histories and the roofline's parts; measures nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from schedlab.experiments.analysis.history import Histories, histories
+from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.cost.windows import Window, seen_at_most
@@ -63,6 +64,31 @@ def step_work(run: RunTables, roofline: Roofline) -> StepWork:
     ran = (moved > 0) & (seconds > 0)
     prompts, streams = steps["prefill_tokens"] > 0, steps["decode_tokens"] > 0
     return StepWork(flops[ran], moved[ran], seconds[ran], prompts[ran], streams[ran])
+
+
+def time_shares(run: RunTables, past: Histories, window: Window = None) -> dict[str, float]:
+    """Shares of the time of the measured steps that were spent on computing, on memory, and on neither (`overhead`).
+
+    By the rates of the run's manifest; copies of blocks are part of the overhead. Empty for a run without rates.
+    """
+    rates, steps = (run.manifest or {}).get("cost"), run.steps
+    bounds = run.result["measurement"]["window"]
+    now_s, stop = steps["now_ns"] / NS, bounds["stop_s"]
+    inside = (now_s >= (bounds["start_s"] or 0.0)) & (now_s < (np.inf if stop is None else stop))
+    total = float(steps["duration_ns"][inside].sum())
+    if rates is None or not total:
+        return {}
+    explained = Coefficients(**rates["explained"])
+    spent = {"compute": 0.0, "memory": 0.0}
+    for work, repeat, counts in zip(works(run, past, window), steps["repeat"].tolist(), inside, strict=True):
+        if counts:
+            compute, memory, _ = explained.shares_ns(*(getattr(work, f.name) for f in fields(work)))
+            spent["compute"] += compute * repeat
+            spent["memory"] += memory * repeat
+    if window is None:  # the contexts of a row grow from step to step
+        keys = (steps["repeat"] * (steps["repeat"] - 1) // 2 * steps["decode_requests"])[inside].sum()
+        spent["compute" if explained.decode_computes else "memory"] += explained.decode_key_ns * float(keys)
+    return {name: ns / total for name, ns in spent.items()} | {"overhead": 1 - sum(spent.values()) / total}
 
 
 def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:

@@ -51,6 +51,7 @@ FIGURES = (
     Figure("throughput/output_tokens_per_s", "output tok/s", ",.1f"),
     Figure("goodput/requests_per_s", "goodput req/s", ",.2f"),
     Figure("slo/attainment", "SLO met", ".1%"),
+    Figure("slo/attainment_limited", "SLO met, with limits", ".1%"),
     Figure("prefix/hit_rate", "prefix hits", ".1%"),
     Figure("kv/utilization_mean", "KV used", ".1%"),
     Figure("preemptions/recompute", "preempted", ",d"),
@@ -140,13 +141,18 @@ class Comparison:
             runs += [Run(result.parent, read_run(result.parent)) for result in found]
         return cls(runs)
 
+    @property
+    def settings(self) -> list[str]:
+        """What figures of this kind are not to be read without: SLO classes and predictors."""
+        runs = list(self.complete.values())
+        return [*slo_notes(runs), *predictor_notes(runs)] if runs else []
+
     @cached_property
     def notes(self) -> list[str]:
         """What a reader must know besides the figures, the runs without figures included."""
-        runs = list(self.complete.values())
-        notes = (
-            [*slo_notes(runs), *limit_notes(runs), *arrival_notes(runs), *token_notes(self.complete)] if runs else []
-        )
+        runs, notes = list(self.complete.values()), self.settings
+        if runs:
+            notes += [*limit_notes(runs), *chain_notes(runs), *arrival_notes(runs), *token_notes(self.complete)]
         return notes + [f"{run.tables.status}: {name}: {run.error}" for name, run in self.failed.items()]
 
     def rows(self) -> list[list[str]]:
@@ -250,12 +256,38 @@ def slo_line(slo: Mapping[str, Any]) -> str:
     return f"{slo['name']}: {', '.join(f'{key} ≤ {value * 1e3:g} ms' for key, value in limits.items()) or 'no limits'}"
 
 
+def predictor_notes(runs: Sequence[Run]) -> list[str]:
+    """What told policies how long an output will be: it decides as much as a policy that asks."""
+    lines = list(dict.fromkeys(predictor_line(run.manifest) for run in runs))
+    return [f"{'predictors differ' if len(lines) > 1 else 'predictor'}: {' or '.join(lines)}"]
+
+
+def predictor_line(manifest: Mapping[str, Any]) -> str:
+    """`noisy (sigma=0.5, seed=0)`; `none` where no output length was predicted."""
+    node, told = manifest.get("config", {}).get("predictor"), manifest.get("predictor") or {}
+    keys = dict(node) if isinstance(node, Mapping) else {"_target_": told.get("class"), **told.get("knobs", {})}
+    if not (target := keys.pop("_target_", None)):
+        return "none"
+    name = manifest.get("labels", {}).get("predictor") or str(target).rpartition(".")[2]
+    knobs = ", ".join(f"{key}={value}" for key, value in keys.items())
+    return f"{name} ({knobs})" if knobs else str(name)
+
+
 def limit_notes(runs: Sequence[Run]) -> list[str]:
     """Budgets, slots and blocks: what they are if equal, and which are not."""
     found = {name: list(dict.fromkeys(run.limit(name) for run in runs)) for name in LIMITS}
     differing = [f"limits differ: {name} is {' or '.join(map(str, f))}" for name, f in found.items() if len(f) > 1]
     same = ", ".join(f"{name} {values[0]}" for name, values in found.items())
     return differing or [f"{'equal limits' if len(runs) > 1 else 'limits'}: {same}"]
+
+
+def chain_notes(runs: Sequence[Run]) -> list[str]:
+    """What chained steps do to the gaps between tokens, which nobody would guess from their figures."""
+    chained = list(dict.fromkeys(steps for run in runs if (steps := run.limit("max_chained_steps") or 1) > 1))
+    if not chained:
+        return []
+    words = " or ".join(map(str, chained))
+    return [f"tokens come in bunches of up to {words} (max_chained_steps): most gaps are 0, the others a chain long"]
 
 
 def arrival_notes(runs: Sequence[Run]) -> list[str]:

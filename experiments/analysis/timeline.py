@@ -64,7 +64,7 @@ def write_timeline(run: RunTables, path: Path, start_s: float | None = None, sto
     if (start_s, stop_s) != (None, None) and all(event["ph"] == "M" for event in found):
         raise ConfigError(f"timeline: nothing happened in [{window.start_ns / NS:g}, {window.stop_ns / NS:g}) s")
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in found)
-    path.write_text('{"displayTimeUnit":"ms","traceEvents":[\n' + lines + "\n]}\n")
+    path.write_text('{"displayTimeUnit":"ms","traceEvents":[\n' + lines + "\n]}\n", encoding="utf-8")
     return len(found)
 
 

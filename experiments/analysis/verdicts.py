@@ -197,6 +197,7 @@ class Verdicts:
             "answers": [asdict(answer) for answer in self.answers],
             "gates": [asdict(gate) for gate in self.gates],
             "notes": list(self.notes),
+            "settings": self.comparison.settings if self.comparison else [],
         }
 
 
@@ -296,7 +297,7 @@ def paired(question: Question, metric: str) -> Paired | None:
 
 def value_of(runs: Sequence[Run], metric: str) -> float | None:
     """Of runs that were offered the same: their mean, geometric where it can be."""
-    values = [run.tables.summary[metric] for run in runs]
+    values = [run.tables.summary.get(metric) for run in runs]
     known = np.array([value for value in values if value is not None], dtype=np.float64)
     if not len(known):
         return None

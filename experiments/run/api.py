@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments.engines import EngineSetup, settled_heap
-from schedlab.experiments.run.manifest import describe_run, write_manifest
+from schedlab.experiments.run.elsewhere import run_elsewhere
+from schedlab.experiments.run.manifest import describe_run, workload_facts, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged, offered
 from schedlab.experiments.run.progress import Quiet
 from schedlab.experiments.run.text import StopStrings, answer_text
@@ -24,7 +25,7 @@ from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.tokenizer import Tokenizer
-from schedlab.framework.policy import Policy
+from schedlab.framework.policy import Policy, check_policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import NS, SLO
 from schedlab.framework.results.metrics import Measurement
@@ -68,6 +69,7 @@ class Experiment:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_policy(self.policy)
         own = {"policy": type(self.policy).__name__, "workload": self.workload.name, "engine": self.engine.name}
         self.labels = {**own, "seed": self.seed, **self.labels}
         self.config = self.config or {**own, "seed": self.seed, "limits": asdict(self.engine.config)}
@@ -80,19 +82,19 @@ class Experiment:
         self, out: Path | None = None, progress: Quiet | None = None, between: Callable[[Engine], None] | None = None
     ) -> RunResult:
         """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
-        can be read. `between` is called after every step."""
+        can be read. `between` is called after every step, unless the engine needs a process of its own."""
+        if self.engine.python is not None:
+            return run_elsewhere(self, out, progress)
         clock, trace = self.engine.clock(self.clock), self.trace
         check_window(self.measurement, trace)  # a mistake in it should cost no run
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
-                engine = Engine(
-                    self.policy, self.engine.executor, source, self.engine.config, clock, recorder, self.predictor
-                )
+                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor)
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
                     engine.run(self._after_steps(source, shown, between))
-            counters = {**trace.provenance.counts, **source.lag_us()}
+            counters = {**trace.provenance.counts, **source.lag_us(), **self.engine.counters()}
             return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
     @cached_property
@@ -176,7 +178,8 @@ class Experiment:
             overrides=self.overrides,
             seeds={"seed": self.seed},
             policy=self.policy,
-            trace=self.trace,
+            predictor=self.predictor,
+            workload=workload_facts(self.trace),
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),
             cost=rates_of(self.engine.executor),

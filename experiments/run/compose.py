@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,10 +24,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -36,7 +35,7 @@ from schedlab.framework.errors import ConfigError, SchedlabError
 CONFIG_MODULE = "schedlab.conf"
 PAIR = re.compile(r"[~+]|[\w./@:]+=")
 """How a word begins that is no flag."""
-USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException)
+USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException, YAMLError)
 """What a user can cause: one line and exit 2. Anything else is our fault or a policy's, and shows its traceback."""
 
 
@@ -250,7 +249,15 @@ def build_optional(node: DictConfig | dict[str, Any] | None, name: str) -> Any:
 
 
 def output_directory() -> Path:
-    return Path(HydraConfig.get().runtime.output_dir)
+    config = HydraConfig.get()
+    if config.job.chdir:
+        raise ConfigError("hydra.job.chdir: expected false: relative paths are those of the folder of the command")
+    return Path(config.runtime.output_dir)
+
+
+def job_number() -> int:
+    """Within its sweep."""
+    return int(HydraConfig.get().job.num)
 
 
 def sweep_directory() -> Path | None:
@@ -279,31 +286,6 @@ def overrides() -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-class ComparisonAtEnd(Callback):
-    """Ends every sweep with a table built from its files: results kept in memory do not reach the parent process.
-
-    With `resume`, it also begins with a list of what is there.
-    """
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        if config.get("resume"):
-            from schedlab.experiments.sweep.resume import list_owners
-
-            done = list_owners(Path(config.hydra.sweep.dir))
-            print(f"resume: {done} finished {'run' if done == 1 else 'runs'} in {config.hydra.sweep.dir}")
-
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        from schedlab.experiments.run.job import compare_sweep
-
-        try:
-            succeeded = compare_sweep(Path(config.hydra.sweep.dir), plots=config.plots)
-        except Exception:
-            traceback.print_exc()
-            succeeded = False
-        if not succeeded:
-            raise SystemExit(1)  # not an Exception, which Hydra would turn into a warning
-
-
 # ---- errors ----
 
 
@@ -322,6 +304,9 @@ def flat(error: BaseException) -> str:
         return key + str(error).splitlines()[0]
     if isinstance(error, (HydraException, SchedlabError)):
         return text
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark  # of the text alone where a string was parsed
+        return f"{mark.name}: line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

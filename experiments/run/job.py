@@ -6,23 +6,21 @@ costs the other jobs of a sweep nothing.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison, headline
+from schedlab.experiments.analysis.table import Comparison, Run, headline
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.run.checks import check_arguments
 from schedlab.experiments.run.manifest import MANIFEST, write_manifest
+from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.run.progress import progress
 from schedlab.experiments.run.tracking import NoTracker, Tracker, WandbConfig, start_tracker
 from schedlab.experiments.sweep import resume
@@ -59,7 +57,7 @@ def run_job(config: DictConfig) -> float | list[float] | None:
     """
     own, sweep = compose.output_directory(), compose.sweep_directory()
     try:
-        directory, verb = made(config)
+        directory, tables, verb = made(config)
     except KeyboardInterrupt:
         print(f"\ninterrupted: what was written can be read in {short(sweep or own)}", file=sys.stderr)
         raise
@@ -68,9 +66,8 @@ def run_job(config: DictConfig) -> float | list[float] | None:
             raise
         print(f"{own.name}: failed: {compose.flat(error)}", file=sys.stderr)
         return worst_of(config)
-    tables = read_run(directory)
     if sweep is None:
-        Comparison.read([directory]).show()
+        Comparison([Run(directory, tables)]).show()
         print(f"in {short(directory)}")
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
@@ -90,27 +87,28 @@ def worst_of(config: DictConfig) -> float | list[float] | None:
         return None
 
 
-def made(config: DictConfig) -> tuple[Path, str]:
-    """The directory of this run, and a word where it was there before. What raises is in its result too."""
-    directory = compose.output_directory()
+def made(config: DictConfig) -> tuple[Path, RunTables, str]:
+    """This run: where it is, what it left, and a word where it was there before. What raises is in its result too."""
+    directory, sweep = compose.output_directory(), compose.sweep_directory()
+    identity = None
     try:
         resolved = compose.resolve(config)
         resumes = settings_of(resolved).resume
         identity = identity_of(resolved)
-        if resumes:
-            directory = resume.folder_for(identity, directory, compose.sweep_directory())
-        with resume.claimed(directory):
+        with resume.place(identity, directory, sweep, resumes) as directory:
             if resumes and resume.is_done(directory, identity):
-                return directory, "was finished, "
+                return directory, read_run(directory), "was finished, "
             if resumes and (changed := resume.outdated(directory, identity)):
                 print(f"{directory.name}: run again, for {changed} changed")
             resume.start_over(directory)
-            run_config(resolved, directory)
+            tables = run_config(resolved, directory)
             resume.mark_done(directory, identity)
     except Exception as error:
+        if identity is None and resume.is_sibling_s(directory, None, sweep):
+            directory = directory.with_name(f"{directory.name}-job{compose.job_number()}")
         record_failure(directory, error)
         raise
-    return directory, ""
+    return directory, tables, ""
 
 
 def objective_of(keys: Mapping[str, Any]) -> Objective:
@@ -119,19 +117,21 @@ def objective_of(keys: Mapping[str, Any]) -> Objective:
 
 
 def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
+    """A run and all that is made of its files, which are read once."""
     settings = settings_of(resolved)
     objective_of(resolved["objective"])  # a mistake in it should cost no run
     experiment = experiment_of(resolved, settings)
     tracker = tracker_of(resolved["wandb"], experiment, directory)
     try:
-        tables = experiment.run(directory, progress(experiment.name, settings.progress))
+        experiment.run(directory, progress(experiment.name, settings.progress))
+        tables = read_run(directory)
         if settings.plots and settings.record == "full":
             from schedlab.experiments.analysis.plots import save_all
 
             with drawing(directory):
-                save_all(read_run(directory), directory / "plots")
+                save_all(tables, directory / "plots")
         if settings.record == "full":
-            add_timeline(directory, settings.timeline)
+            add_timeline(tables, directory, settings.timeline)
     except BaseException:
         tracker.finish(None)
         raise
@@ -203,39 +203,12 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def compare_sweep(directory: Path, plots: bool) -> bool:
-    """Print and write the table of a sweep, from what its jobs left in files; False if any of them failed."""
-    comparison = Comparison.read([directory])
-    if not comparison.runs:  # a sweep of another command
-        return True
-    comparison.write(directory)
-    comparison.show()
-    drawn = {name: run.tables for name, run in comparison.complete.items() if run.tables.result["record"] == "full"}
-    if plots and 1 < len(drawn) <= SIDE_BY_SIDE:
-        from schedlab.experiments.analysis.plots import save_comparison
-
-        with drawing(directory):
-            save_comparison(drawn, directory / "plots")
-    print(f"in {short(directory)}")
-    return not comparison.failed
-
-
-def add_timeline(directory: Path, max_rows: int) -> None:
+def add_timeline(run: RunTables, directory: Path, max_rows: int) -> None:
     """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
     from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
 
-    run = read_run(directory)
     if 0 < len(run.steps["index"]) <= max_rows:
         write_timeline(run, directory / TIMELINE)
-
-
-@contextmanager
-def drawing(directory: Path) -> Iterator[None]:
-    """Pictures are drawn from the files: no run is lost for want of one."""
-    try:
-        yield
-    except Exception as error:
-        warnings.warn(f"no plots in {short(directory)}: {type(error).__name__}: {error}", stacklevel=3)
 
 
 def record_failure(directory: Path, error: Exception) -> None:
@@ -247,9 +220,4 @@ def record_failure(directory: Path, error: Exception) -> None:
     if not (directory / MANIFEST).exists():
         write_manifest(directory, {"labels": compose.choices(GROUPS), "overrides": compose.overrides()})
     if not isinstance(error, SchedlabError) or error.__cause__ is not None:
-        (directory / "error.txt").write_text("".join(traceback.format_exception(error)))
-
-
-def short(directory: Path) -> str:
-    """A path as short as it can be given to a command."""
-    return min(str(directory), os.path.relpath(directory), key=len)
+        (directory / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")

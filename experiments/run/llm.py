@@ -18,8 +18,8 @@ from typing import Any, Self, cast
 from schedlab.experiments import engines
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import RunResult
-from schedlab.experiments.run.manifest import describe_run, write_manifest
-from schedlab.experiments.run.offered import WORKLOAD, Counted, Logged
+from schedlab.experiments.run.manifest import describe_run, workload_facts, write_manifest
+from schedlab.experiments.run.offered import Counted, Logged
 from schedlab.experiments.run.text import answer_text, generated
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine
@@ -240,7 +240,8 @@ class LLM:
             overrides={},
             seeds={},
             policy=self._policy,
-            trace=read(directory / WORKLOAD, "offered").with_columns(name="live"),
+            predictor=None,
+            workload=workload_facts(read(directory, "offered").with_columns(name="live")),
             engine=asdict(self._setup.config),
             clock="wall",
         )

@@ -20,9 +20,10 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import Any
 
-import schedlab
 from schedlab import core
+from schedlab.framework.results import packed
 from schedlab.framework.results.writer import write_whole
+from schedlab.version import __version__
 from schedlab.workloads.trace import Trace
 
 MANIFEST = "manifest.json"
@@ -48,7 +49,8 @@ def describe_run(
     overrides: Mapping[str, str],
     seeds: Mapping[str, int],
     policy: object,
-    trace: Trace,
+    predictor: object | None,
+    workload: Mapping[str, Any],
     engine: Mapping[str, Any],
     clock: str,
     cost: Mapping[str, Any] | None = None,
@@ -71,10 +73,12 @@ def describe_run(
         "cost": cost,
         "kernels": kernels,
         "core": core.mode(),
+        "logs": packed.codec().name,
         "policy": source_of(policy),
-        "workload": workload_facts(trace),
+        "predictor": None if predictor is None else source_of(predictor),
+        "workload": dict(workload),
         "versions": versions(),
-        "git": git_state(Path(schedlab.__file__).resolve().parents[2]),
+        "git": git_state(core.PACKAGE.resolve().parents[1]),
         "hardware": hardware(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }
@@ -143,7 +147,7 @@ def owners(package: str) -> dict[str, str]:
 def versions() -> dict[str, str | None]:
     return {
         "python": platform.python_version(),
-        "schedlab": schedlab.__version__,
+        "schedlab": __version__,
         **{name: installed_version(name) for name in PACKAGES},
     }
 

@@ -1,29 +1,30 @@
 """Around a source: counts what comes and goes, and in a run directory writes what was offered and what came out.
 
-Changes no request and no order. `workload.jsonl.gz` has every offered request with its private fields, so that a run
-can be repeated from its own folder; `outputs.jsonl.gz` has the tokens of executors that make any.
+Changes no request and no order. `workload.jsonl.zst` has every offered request with its private fields, so that a run
+can be repeated from its own folder; `outputs.jsonl.zst` has the tokens of executors that make any (`.gz` without
+zstandard).
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import numpy as np
 
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.results import packed
 from schedlab.framework.source import Source
+from schedlab.workloads.readers import OFFERED
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.writers import WorkloadWriter
 
-WORKLOAD = "workload.jsonl.gz"
-OUTPUTS = "outputs.jsonl.gz"
+OUTPUTS = "outputs.jsonl"
 FLUSH_S = 1.0
 
 
@@ -83,10 +84,12 @@ class Logged(Counted):
     ) -> None:
         super().__init__(source, total)
         self._text = text
-        self._offered = WorkloadWriter(directory / WORKLOAD)
-        self._outputs_path = directory / OUTPUTS
-        self._outputs_path.unlink(missing_ok=True)
-        self._outputs: IO[str] | None = None
+        for name in (OFFERED, OUTPUTS):
+            for path in packed.paths(directory, name):
+                path.unlink(missing_ok=True)
+        self._offered = WorkloadWriter(packed.find(directory, OFFERED))
+        self._outputs_path = packed.find(directory, OUTPUTS)
+        self._outputs: packed.PackedText | None = None
         self._flushed_at = time.monotonic()
 
     def pop(self, now_ns: int) -> list[EngineRequest]:
@@ -99,7 +102,7 @@ class Logged(Counted):
     def finished(self, request: EngineRequest, now_ns: int) -> None:
         if request.output_token_ids:
             if self._outputs is None:
-                self._outputs = gzip.open(self._outputs_path, "wt", encoding="utf-8", compresslevel=1)  # noqa: SIM115
+                self._outputs = packed.PackedText(self._outputs_path)
             self._outputs.write(output_line(request, self._text))
         super().finished(request, now_ns)
 
@@ -109,7 +112,7 @@ class Logged(Counted):
         self._flushed_at = now
         self._offered.flush()
         if self._outputs is not None:
-            self._outputs.flush()
+            self._outputs.sync()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._offered.close()
@@ -126,10 +129,10 @@ def output_line(request: EngineRequest, text: Callable[[EngineRequest], str] | N
 
 def read_outputs(directory: Path) -> Iterator[tuple[str, list[int]]]:
     """Request and tokens of each finished request of a run; nothing where the executor made no tokens."""
-    path = directory / OUTPUTS
+    path = packed.find(directory, OUTPUTS)
     if not path.exists():
         return
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+    with packed.opened(path) as file:
         try:
             for line in file:
                 row = json.loads(line)

@@ -253,7 +253,7 @@ def upload(run: Path, directory: Path, timeout_s: float) -> None:
         warnings.warn(f"Weights & Biases took no upload within {timeout_s:g} s; {later}", stacklevel=2)
     elif code:
         warnings.warn(f"Weights & Biases took no upload ({last_line(log)}); {later}", stacklevel=2)
-    elif link := re.search(r"https?://\S+/runs/\S+", log.read_text()):
+    elif link := re.search(r"https?://\S+/runs/\S+", log.read_text(encoding="utf-8")):
         print(link[0])
 
 
@@ -282,7 +282,7 @@ def sync(run: Path, directory: Path, log: Path, timeout_s: float) -> int | None:
 
 
 def last_line(log: Path) -> str:
-    lines = log.read_text().strip().splitlines()
+    lines = log.read_text(encoding="utf-8").strip().splitlines()
     return lines[-1].removeprefix("Error: ") if lines else "it said nothing"
 
 

@@ -110,7 +110,7 @@ def tolerated(error: FitError) -> float:
 
 
 @dataclass(frozen=True)
-class Options:
+class CalibrationOptions:
     """The keys of `calibrate`."""
 
     passes: int
@@ -130,11 +130,11 @@ def calibrate_job(config: DictConfig) -> Path:
     """Measure, fit, show, and write the profile; its path."""
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
-    from schedlab.experiments.run.job import short
+    from schedlab.experiments.run.messages import short
 
     keys = compose.resolve(config.calibrate)
-    check_arguments("calibrate", keys, Options)
-    options = Options(**keys)
+    check_arguments("calibrate", keys, CalibrationOptions)
+    options = CalibrationOptions(**keys)
     setup = compose.build(config.engine, "engine")
     roofline, hardware = modelled(config, setup, "calibrate")
     extent = options.extent

@@ -1,11 +1,12 @@
 """`schedlab capacity`: the highest rate at which each of several policies meets its SLO, and goodput against rate.
 
 One workload is offered at many rates, its arrivals scaled in time; every policy sees the same replicates at the same
-rates. Knows how to search and what to run; statistics.py has the intervals, capacity_report.py shows the result.
+rates. Knows how to search and what to run; statistics.py has the intervals, capacity_result.py shows the result.
 
 A replicate's capacity is the highest rate of a grid at which attainment is as high as asked, found by bisection. That
-supposes attainment falls with the rate; where it does not, one of the crossings is found. A finite trace lets a policy
-end its backlog after the last arrival: a short trace flatters it.
+supposes attainment falls with the rate; where it does not, one of the crossings is found. Goodput is counted over the
+time in which requests arrive. A finite trace lets a policy end its backlog after the last arrival, and so a short one
+flatters it: no rate is tried at which endless arrivals would bring more work than there is time for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from schedlab.experiments.analysis.statistics import Interval, interval, pairs_n
 from schedlab.experiments.analysis.verdicts import EFFECT, verdict_of
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import Experiment
+from schedlab.experiments.studies import capacity_result
+from schedlab.experiments.studies.capacity_result import Capacity, CapacityOptions, CapacityStudy, Curve
 from schedlab.framework.cost.bounds import Demand, Prices, total_work_ns
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
@@ -37,31 +40,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Say = Callable[[str], None]
-GOODPUT, ATTAINMENT = "goodput/requests_per_s", "slo/attainment"
+ATTAINMENT = "slo/attainment"
 WIDEST = 10
 """Doublings of the first rate within which a capacity is sought, both ways."""
 LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Options:
-    """The keys of `capacity`."""
-
-    policies: list[str] | None
-    attainment: float
-    replicates: int
-    resolution: float
-    points: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.attainment <= 1:
-            raise ConfigError(f"capacity.attainment: expected a share above 0, up to 1, found {self.attainment}")
-        if self.replicates < 1:
-            raise ConfigError(f"capacity.replicates: expected at least 1, found {self.replicates}")
-        if not 0 < self.resolution <= 1:
-            raise ConfigError(f"capacity.resolution: expected a relative step in (0, 1], found {self.resolution}")
-        if self.points < 0:
-            raise ConfigError(f"capacity.points: expected at least 0, found {self.points}")
 
 
 # ---- what is run ----
@@ -80,7 +62,10 @@ class AtRate(Offered):
 
 @dataclass
 class Bench:
-    """Runs a policy on a replicate at a rate, each combination once; makers give fresh parts for every run."""
+    """Runs a policy on a replicate at a rate, each combination once; makers give fresh parts for every run.
+
+    `predictor` is what its maker makes, in words. Replicates of different `seed` are different ones.
+    """
 
     policies: Mapping[str, Callable[[], Policy]]
     workload: Offered
@@ -89,8 +74,13 @@ class Bench:
     make_predictor: Callable[[], Predictor | None] = lambda: None
     clock: str = "auto"
     observed_at: ClientView | None = None
+    predictor: str = "none"
+    seed: int = 0
     traces: dict[int, Trace] = field(default_factory=dict)
     known: dict[tuple[str, int, float], dict[str, Any]] = field(default_factory=dict)
+
+    def seeds(self, replicates: int) -> range:
+        return range(self.seed * replicates + 1, (self.seed + 1) * replicates + 1)
 
     def trace(self, seed: int) -> Trace:
         if seed not in self.traces:
@@ -115,9 +105,9 @@ class Bench:
         names = ("max_tokens", "slo_classes")
         return {name: getattr(self.workload, name) for name in names}
 
-    def first_rate(self) -> float:
+    def first_rate(self, seed: int) -> float:
         """About what the engine can take: requests by the time that it needs if all are there at once."""
-        policy, seed = next(iter(self.policies)), 1
+        policy = next(iter(self.policies))
         summary = self.summary(policy, seed, len(self.trace(seed)) * 1e9)
         if not summary["requests/finished"]:
             raise ConfigError(f"capacity: {policy} finishes no request of {self.workload.name}")
@@ -167,83 +157,50 @@ def highest(meets: Callable[[int], bool], start: int, furthest: int) -> int | No
     return low
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Of one policy. `rates` in requests/s of each replicate, None where no rate is low enough; `mean` geometric.
-
-    `against_first`: the relative difference to the first policy, its interval and p, paired by replicate.
-    """
-
-    policy: str
-    rates: tuple[float | None, ...]
-    mean: float | None
-    interval: Interval | None
-    against_first: float | None
-    difference: Interval | None
-    p: float | None
-    verdict: str
-    needed: int | None
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Goodput and attainment of one policy at each rate, means over replicates, with the interval of goodput."""
-
-    policy: str
-    rates: tuple[float, ...]
-    goodput: tuple[float, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    attainment: tuple[float, ...]
-
-    @property
-    def peak(self) -> tuple[float, float]:
-        """Rate and goodput where this is highest."""
-        at = int(np.argmax(self.goodput))
-        return self.rates[at], self.goodput[at]
-
-
-@dataclass(frozen=True)
-class Study:
-    """All that one command found. `limit`: requests/s that no schedule exceeds, None where the cost is not modelled."""
-
-    options: Options
-    slo: SLO
-    workload: str
-    requests: int
-    capacities: tuple[Capacity, ...]
-    curves: tuple[Curve, ...]
-    limit: float | None
-    runs: int
-
-
-def study(bench: Bench, options: Options, say: Say = print) -> Study:
+def study(bench: Bench, options: CapacityOptions, say: Say = print) -> CapacityStudy:
     """Find every capacity, then the curves around them."""
-    seeds = range(1, options.replicates + 1)
-    grid = Grid(bench.first_rate(), options.resolution)
+    seeds = bench.seeds(options.replicates)
+    grid = Grid(bench.first_rate(seeds[0]), options.resolution)
+    limits = [work_limit(bench, seed, options.attainment) for seed in seeds]
     found: dict[str, list[float | None]] = {}
     for policy in bench.policies:
-        found[policy] = capacities_of(bench, grid, policy, seeds, options.attainment)
+        found[policy] = capacities_of(bench, grid, policy, dict(zip(seeds, limits, strict=True)), options.attainment)
         known = [rate for rate in found[policy] if rate is not None]
         say(f"{policy}: {np.exp(np.mean(np.log(known))):.3g} requests/s" if known else f"{policy}: at no rate")
     first = next(iter(found.values()))
     capacities = tuple(judge(policy, rates, first) for policy, rates in found.items())
     every = [rate for rates in found.values() for rate in rates if rate is not None] or [grid.first]
-    rates = tuple(float(rate) for rate in np.linspace(0.25 * min(every), 1.5 * max(every), options.points))
+    limit = float(np.exp(np.mean(np.log(limits)))) if math.isfinite(limits[0]) else None
+    top = min(1.5 * max(every), min(limits))
+    rates = tuple(float(rate) for rate in np.linspace(0.25 * min(every), top, options.points))
     curves = tuple(curve_of(bench, policy, rates, seeds) for policy in bench.policies) if rates else ()
     requests = sum(len(bench.trace(seed)) for seed in seeds)
-    limit = work_limit(bench, seeds)
-    return Study(options, bench.slo, bench.workload.name, requests, capacities, curves, limit, len(bench.known))
+    at_limit = {policy: short_of(own, limits, options.resolution) for policy, own in found.items()}
+    return CapacityStudy(
+        options, bench.slo, bench.predictor, bench.workload.name, requests, capacities, curves, limit,
+        {policy: count for policy, count in at_limit.items() if count}, len(bench.known),
+    )  # fmt: skip
 
 
-def capacities_of(bench: Bench, grid: Grid, policy: str, seeds: Sequence[int], attainment: float) -> list[float | None]:
-    """Requests/s of each replicate; the search for one begins where the one before ended."""
+def short_of(rates: Sequence[float | None], limits: Sequence[float], resolution: float) -> int:
+    """Replicates whose capacity is the last rate below the limit."""
+    pairs = zip(rates, limits, strict=True)
+    return sum(rate is not None and rate * (1 + resolution) > limit for rate, limit in pairs)
+
+
+def capacities_of(
+    bench: Bench, grid: Grid, policy: str, limits: Mapping[int, float], attainment: float
+) -> list[float | None]:
+    """Requests/s of each replicate, by seed up to its limit; the search for one begins where the one before ended."""
     found: list[float | None] = []
     start = 0
-    for seed in seeds:
+    for seed, limit in limits.items():
 
-        def meets(step: int, seed: int = seed) -> bool:
-            share = bench.summary(policy, seed, grid.rate(step))[ATTAINMENT]
+        def meets(step: int, seed: int = seed, limit: float = limit) -> bool:
+            rate = grid.rate(step)
+            if rate > limit:
+                return False
+            share = bench.summary(policy, seed, rate)[ATTAINMENT]
             return share is not None and share >= attainment
 
         step = highest(meets, start, grid.furthest)
@@ -279,33 +236,29 @@ def exponential(logs: Interval) -> Interval:
 def curve_of(bench: Bench, policy: str, rates: Sequence[float], seeds: Sequence[int]) -> Curve:
     goodput, low, high, attainment = [], [], [], []
     for rate in rates:
-        runs = [bench.summary(policy, seed, rate) for seed in seeds]
-        values = np.array([run[GOODPUT] or 0.0 for run in runs])
-        bounds = interval(values, LEVEL) if len(values) > 1 else None
-        goodput.append(float(values.mean()))
+        shares = np.array([bench.summary(policy, seed, rate)[ATTAINMENT] or 0.0 for seed in seeds])
+        bounds = interval(shares * rate, LEVEL) if len(shares) > 1 else None
+        goodput.append(float(shares.mean()) * rate)
         low.append(bounds.low if bounds else None)
         high.append(bounds.high if bounds else None)
-        attainment.append(float(np.mean([run[ATTAINMENT] or 0.0 for run in runs])))
+        attainment.append(float(shares.mean()))
     return Curve(policy, tuple(rates), tuple(goodput), tuple(low), tuple(high), tuple(attainment))
 
 
-def work_limit(bench: Bench, seeds: Sequence[int]) -> float | None:
-    """Requests/s by work alone, over all replicates: their number by the least time that their work takes."""
+def work_limit(bench: Bench, seed: int, attainment: float) -> float:
+    """Requests/s of endless arrivals like a replicate's at which the least time that the work takes of the `attainment`
+    of the requests that need least is all there is; infinite where the cost is not modelled."""
     setup = bench.make_engine()
     if not isinstance(setup.executor, CostExecutor):
-        return None
-    limits = setup.config
+        return math.inf
+    limits, trace = setup.config, bench.trace(seed)
     prices = Prices(setup.executor.coefficients, limits.max_num_batched_tokens, limits.max_num_seqs)
-    work = requests = 0.0
-    for seed in seeds:
-        trace = bench.trace(seed)
-        nothing = np.zeros(len(trace))
-        hits = shared_tokens(trace) if limits.enable_prefix_caching else nothing
-        output = np.maximum(trace.output_tokens, 1)
-        demand = Demand(nothing, nothing, nothing, trace.prompt_tokens, output, hits, setup.executor.window)
-        work += float(total_work_ns(demand, prices).sum())
-        requests += len(trace)
-    return requests * 1e9 / work if work else None
+    nothing = np.zeros(len(trace))
+    hits = shared_tokens(trace) if limits.enable_prefix_caching else nothing
+    output = np.maximum(trace.output_tokens, 1)
+    demand = Demand(nothing, nothing, nothing, trace.prompt_tokens, output, hits, setup.executor.window)
+    work_N = np.sort(total_work_ns(demand, prices))[: math.ceil(attainment * len(trace))]
+    return len(trace) * 1e9 / float(work_N.sum()) if work_N.any() else math.inf
 
 
 # ---- the command ----
@@ -315,27 +268,27 @@ def capacity_job(config: DictConfig) -> None:
     """Run the study that `config` describes, show it, and write it into Hydra's output directory."""
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
-    from schedlab.experiments.run.job import short
-    from schedlab.experiments.studies import capacity_report
+    from schedlab.experiments.run.messages import short
 
     keys = compose.resolve(config.capacity)
-    check_arguments("capacity", keys, Options)
-    options = Options(**keys)
+    check_arguments("capacity", keys, CapacityOptions)
+    options = CapacityOptions(**keys)
     found = study(bench_of(config, options), options)
     directory = compose.output_directory()
-    capacity_report.show(found)
-    capacity_report.write(found, directory, plots=config.plots)
+    capacity_result.show(found)
+    capacity_result.write(found, directory, plots=config.plots)
     print(f"in {short(directory)}")
 
 
-def bench_of(config: DictConfig, options: Options) -> Bench:
+def bench_of(config: DictConfig, options: CapacityOptions) -> Bench:
+    from schedlab.experiments.analysis.table import predictor_line
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_whole
     from schedlab.experiments.studies.fidelity import policies_of
 
     check_whole(config.measure, "capacity")
     slo = compose.build_optional(config.slo, "slo")
-    if slo is None or (slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None):
+    if slo is None or not slo.limited:
         raise ConfigError("capacity: expected an SLO class with a limit, found slo=none; choose one of conf/slo")
     return Bench(
         policies=policies_of(config, options.policies, "capacity.policies"),
@@ -344,5 +297,7 @@ def bench_of(config: DictConfig, options: Options) -> Bench:
         slo=slo,
         make_predictor=lambda: compose.build_optional(config.predictor, "predictor"),
         clock=config.clock,
+        seed=config.seed,
         observed_at=compose.build_optional(config.observed_at, "observed_at"),
+        predictor=predictor_line({"labels": compose.choices(("predictor",)), "config": compose.resolve(config)}),
     )

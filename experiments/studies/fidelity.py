@@ -3,8 +3,8 @@
 One trace, below and above saturation, under each policy: real runs on this machine, and the same on the virtual clock
 with a profile that is measured meanwhile. A busy clock leaves out what happens between steps, so that cells of the
 calibration run there, and the machine, whatever else it has to do, is the same for both. Knows what is run, compared
-and tolerated; how steps are measured is in measuring.py, how decisions are taken again in recorded.py, how the result
-is shown in fidelity_report.py.
+and tolerated; how steps are measured is in measuring.py, how decisions are taken again in decisions.py, how the result
+is shown in fidelity_result.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedlab.experiments.analysis.recorded import Agreement, decide_again
+from schedlab.experiments.analysis.decisions import DecidedAgain, decide_again
 from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.run.api import Experiment
-from schedlab.experiments.studies import calibrate
+from schedlab.experiments.studies import calibrate, fidelity_result
+from schedlab.experiments.studies.fidelity_result import FidelityStudy, Outcome
 from schedlab.experiments.studies.measuring import MIN_PASSES, Bench, Between, Measured, Say, make_bench
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
@@ -41,77 +42,11 @@ from schedlab.workloads.workload import Offered
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-STATISTICS = {"mean": 0.05, "p50": 0.05, "p90": 0.10, "p99": 0.10}
-"""What is compared of each latency, and the relative error that is tolerated where repeats differ by less."""
-METRICS = {
-    **{f"{name}/{statistic}": limit for name in ("ttft", "tpot", "e2e") for statistic, limit in STATISTICS.items()},
-    "throughput/output_tokens_per_s": 0.05,
-}
+
 SHARE = 0.5
 """CPU time of the cells between the steps of a run, of the run's own."""
 AT_ONCE = 1e-9
 """A time scale at which everything arrives at the start: what the makespan says of capacity."""
-
-
-# ---- what is compared ----
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One figure of one policy at one load, of the real runs and on the virtual clock."""
-
-    real: tuple[float, ...]
-    virtual: float
-    limit: float
-
-    @property
-    def error(self) -> float:
-        """Relative to the mean of the real runs."""
-        return self.virtual / float(np.mean(self.real)) - 1
-
-    @property
-    def repeat_difference(self) -> float:
-        """How much the real runs differ at most, relative to their mean."""
-        return (max(self.real) - min(self.real)) / float(np.mean(self.real))
-
-    @property
-    def within(self) -> bool:
-        return abs(self.error) <= max(self.limit, self.repeat_difference)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One policy at one load: summaries of the real runs and of the virtual one, and whether decisions agree.
-
-    `level`: how long a step of the grid took during the real runs, of what it took over the whole study.
-    """
-
-    policy: str
-    load: float
-    time_scale: float
-    level: float
-    real: tuple[dict[str, Any], ...]
-    virtual: dict[str, Any]
-    agreements: tuple[Agreement, ...]
-
-    @property
-    def compared(self) -> dict[str, Compared]:
-        """By metric; without those that some run does not know."""
-        return {
-            key: Compared(tuple(summary[key] for summary in self.real), self.virtual[key], limit)
-            for key, limit in METRICS.items()
-            if self.virtual[key] is not None and all(summary[key] for summary in self.real)
-        }
-
-
-@dataclass(frozen=True)
-class Study:
-    """All that one command found out. `capacity_s`: the time that each policy needs for the trace if nothing waits."""
-
-    profile: Profile
-    capacity_s: Mapping[str, float]
-    span_s: float
-    outcomes: tuple[Outcome, ...]
 
 
 # ---- what is run ----
@@ -164,7 +99,7 @@ class Setting:
         engine = EngineSetup("virtual", self.modelled(profile), limits, ("virtual",))
         return self.run(policy, time_scale, engine, "virtual").summary
 
-    def decide_again(self, run: RunTables, policy: str, time_scale: float, limits: EngineConfig) -> Agreement:
+    def decide_again(self, run: RunTables, policy: str, time_scale: float, limits: EngineConfig) -> DecidedAgain:
         source = Scaled(self.workload, time_scale).source(limits.max_model_len, self.slo, self.seed)
         if self.observed_at is not None:
             source = self.observed_at.around(source, self.seed)
@@ -186,7 +121,9 @@ class Profiler:
     With a profile that was measured before, nothing is.
     """
 
-    def __init__(self, setting: Setting, options: calibrate.Options, given: Profile | None, say: Say) -> None:
+    def __init__(
+        self, setting: Setting, options: calibrate.CalibrationOptions, given: Profile | None, say: Say
+    ) -> None:
         self._setting, self._given = setting, given
         self._measured: list[Measured] = []
         self._during: dict[Case, list[Measured]] = {}
@@ -231,9 +168,9 @@ class Profiler:
 
 
 def study(
-    setting: Setting, loads: tuple[float, ...], repeats: int, calibration: calibrate.Options,
+    setting: Setting, loads: tuple[float, ...], repeats: int, calibration: calibrate.CalibrationOptions,
     profile: Profile | None = None, say: Say = print,
-) -> Study:  # fmt: skip
+) -> FidelityStudy:  # fmt: skip
     """Run everything. A load is the share of the policies' median capacity that the trace asks for."""
     check_lengths(trace := setting.workload.load(setting.seed))
     profiler = Profiler(setting, calibration, profile, say)
@@ -241,7 +178,7 @@ def study(
     capacity_s = capacities(setting, limits, profiler.profile())
     scales = {load: median(capacity_s.values()) / (load * trace.span_s) for load in loads}
     say("; ".join(f"load {load:g}: time_scale {scale:.4g}" for load, scale in scales.items()))
-    real: dict[Case, list[tuple[dict[str, Any], Agreement]]] = {}
+    real: dict[Case, list[tuple[dict[str, Any], DecidedAgain]]] = {}
     for _ in range(repeats):
         for load in loads:
             for policy in setting.policies:
@@ -253,12 +190,12 @@ def study(
         outcome(setting, case, scales[case[0]], limits, final, profiler.level(final, case), runs)
         for case, runs in real.items()
     ]
-    return Study(final, capacity_s, trace.span_s, tuple(outcomes))
+    return FidelityStudy(final, capacity_s, trace.span_s, tuple(outcomes))
 
 
 def measured_run(
     setting: Setting, policy: str, load: float, scale: float, between: Between | None, say: Say
-) -> tuple[dict[str, Any], Agreement]:
+) -> tuple[dict[str, Any], DecidedAgain]:
     """A real run, and the same decided again."""
     engine = setting.make_engine()
     run = setting.run(policy, scale, engine, setting.clock, between)
@@ -270,7 +207,7 @@ def measured_run(
 
 def outcome(
     setting: Setting, case: Case, scale: float, limits: EngineConfig, profile: Profile, level: float,
-    runs: list[tuple[dict[str, Any], Agreement]],
+    runs: list[tuple[dict[str, Any], DecidedAgain]],
 ) -> Outcome:  # fmt: skip
     """What the real runs of a case gave, beside the virtual one on the machine as it was during them."""
     load, policy = case
@@ -302,7 +239,7 @@ def check_lengths(trace: Trace) -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class FidelityOptions:
     """The keys of `fidelity`."""
 
     policies: list[str] | None
@@ -320,23 +257,22 @@ def fidelity_job(config: DictConfig) -> None:
     """Run the study that `config` describes, show it, and write it into Hydra's output directory."""
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
-    from schedlab.experiments.run.job import short
-    from schedlab.experiments.studies import fidelity_report
+    from schedlab.experiments.run.messages import short
 
     keys, calibration = compose.resolve(config.fidelity), compose.resolve(config.calibrate)
-    check_arguments("fidelity", keys, Options)
-    check_arguments("calibrate", calibration, calibrate.Options)
-    options = Options(**keys)
+    check_arguments("fidelity", keys, FidelityOptions)
+    check_arguments("calibrate", calibration, calibrate.CalibrationOptions)
+    options = FidelityOptions(**keys)
     setting = setting_of(config, options)
     given = None if config.profile is None else Profile.load(config.profile)
-    found = study(setting, tuple(options.loads), options.repeats, calibrate.Options(**calibration), given)
+    found = study(setting, tuple(options.loads), options.repeats, calibrate.CalibrationOptions(**calibration), given)
     directory = compose.output_directory()
-    fidelity_report.show(found)
-    fidelity_report.write(found, directory, plots=config.plots)
+    fidelity_result.show(found)
+    fidelity_result.write(found, directory, plots=config.plots)
     print(f"in {short(directory)}")
 
 
-def setting_of(config: DictConfig, options: Options) -> Setting:
+def setting_of(config: DictConfig, options: FidelityOptions) -> Setting:
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_whole
 

@@ -28,8 +28,8 @@ FIGURES = (
 )  # fmt: skip
 SCORE = "goodput/requests_per_s"
 LEAN = ("record=summary", "wandb.mode=disabled", "progress=false", "plots=false", "resume=true")
-NOT_INSTALLED = ("custom",)
-"""Options of the policy group that are no policy until more is given."""
+NOT_INSTALLED = ("custom", "vllm")
+"""Options of the policy group that are no policy: until more is given, or but for one engine."""
 NAME = "leaderboard"
 CELLS = "leaderboard.yaml"
 
@@ -75,7 +75,9 @@ def cells() -> tuple[list[Cell], list[int]]:
     """The fixed cells, and the seeds of each."""
     from omegaconf import OmegaConf
 
-    told: Any = OmegaConf.to_container(OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text()))
+    told: Any = OmegaConf.to_container(
+        OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text(encoding="utf-8"))
+    )
     found = [
         Cell(traffic, load, slo, (*words, *told["common"], f"slo={slo}"))
         for traffic, loads in told["traffic"].items() for load, words in loads.items() for slo in told["slos"]
@@ -101,9 +103,8 @@ def installed_policies(loader: Any) -> list[str]:
 def measured(config: Any) -> dict[str, Any]:
     """The task of a run: its summary."""
     from schedlab.experiments.run.job import made
-    from schedlab.framework.results.reader import read_run
 
-    return dict(read_run(made(config)[0]).summary)
+    return dict(made(config)[1].summary)
 
 
 def entries(
@@ -249,6 +250,7 @@ def notes(found: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
     return [
         f"Goodput as a share of the best policy's on the same requests, over {len(scored)} cells of traffic, load and "
         f"SLO, each with seeds {', '.join(map(str, seeds))}; all policies with default knobs, on the virtual clock.",
+        *settings(cells_of(found)),
         "The interval is Student's over the seeds. A place is one more than the number of policies that are better: "
         "whose paired differences over the seeds have an interval above 0, as in `schedlab compare`, with Holm's "
         "correction over the comparisons of a policy. A shared place does not say that two are equal.",
@@ -256,6 +258,24 @@ def notes(found: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
         *(f"No policy met the SLO: {name}." for name in sorted(left_out)),
         *(f"{policy} failed in {len(names)} cells: {error}" for (policy, error), names in failed.items()),
     ]
+
+
+def settings(cells: Sequence[Cell]) -> list[str]:
+    """The predictors and SLO classes of the cells: no score is to be read without them."""
+    from schedlab.experiments.analysis.table import predictor_line, slo_line
+    from schedlab.experiments.run.compose import preset
+
+    def chosen(group: str) -> list[str]:
+        words = (word for cell in cells for word in cell.words if word.startswith(f"{group}="))
+        return list(dict.fromkeys(word.partition("=")[2] for word in words))
+
+    predictors = [
+        predictor_line({"labels": {"predictor": name}, "config": {"predictor": preset("predictor", name)}})
+        for name in chosen("predictor") if name != "none"
+    ]  # fmt: skip
+    told = f"Policies that ask how long an output will be are told by predictor {' or '.join(predictors)}."
+    slos = [slo_line(preset("slo", name)) for name in chosen("slo")]
+    return [*([told] if predictors else []), *([f"SLO {'; '.join(slos)}."] if slos else [])]
 
 
 def equals(found: Sequence[Entry]) -> list[list[str]]:

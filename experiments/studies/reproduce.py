@@ -2,17 +2,19 @@
 
 Each is an overlay `conf/experiment/NAME.yaml`, whose `reproduction` says where the result was published and which runs
 show it: `variants` by label, each under every value of `sweep`. Knows how to run them; what they say is
-reproduce_report.py's.
+reproduce_result.py's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from schedlab.experiments.studies.reproduce_result import Reproduction
 
 NAMES = (
     "sarathi_capacity", "chunk_size", "prefix_order", "sjf_queueing", "recompute_swap", "victim_choice", "max_num_seqs",
@@ -20,45 +22,10 @@ NAMES = (
 OUT = Path("reproductions")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of a reproduction: the variant's label, the value of what is swept, and the words that give it."""
-
-    label: str
-    point: float | None
-    words: tuple[str, ...]
-    summary: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """A published result and our runs of it. `facts` is the overlay's `reproduction`."""
-
-    name: str
-    facts: Mapping[str, Any]
-    runs: tuple[Run, ...]
-
-    @property
-    def labels(self) -> list[str]:
-        return list(self.facts["variants"])
-
-    @property
-    def points(self) -> list[float | None]:
-        return [value for values in self.facts.get("sweep", {}).values() for value in values] or [None]
-
-    def get(self, label: str, key: str, point: float | None = None) -> float:
-        """One value of one run's summary."""
-        (run,) = (run for run in self.runs if (run.label, run.point) == (label, point))
-        return float(run.summary[key])
-
-    def along(self, label: str, key: str) -> list[float]:
-        """A variant's value at every point."""
-        return [self.get(label, key, point) for point in self.points]
-
-
 def reproduce_one(name: str) -> Reproduction:
     """Run everything that the overlay `name` lists."""
     from schedlab.experiments.run import compose
+    from schedlab.experiments.studies.reproduce_result import Reproduction, Run
 
     facts = compose.resolve(compose.compose([f"experiment={name}"]))["reproduction"]
     runs = (Run(label, point, words, run_words(name, words)) for label, point, words in planned(facts))
@@ -94,7 +61,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="folder for reproductions.md and .png")] = OUT,
 ) -> None:
     """Run results of the literature again and set them beside what was published."""
-    from schedlab.experiments.studies.reproduce_report import finding, write
+    from schedlab.experiments.studies.reproduce_result import finding, write
     from schedlab.framework.errors import ConfigError
 
     if unknown := [name for name in names or [] if name not in NAMES]:

@@ -18,7 +18,7 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any
 
-import schedlab
+from schedlab import core
 from schedlab.experiments.run.manifest import NOT_OF_THE_RESULT, config_hash, owners
 from schedlab.workloads.workload import EMBEDDED, embedded_file
 
@@ -100,8 +100,7 @@ def entries(node: Any) -> Iterator[tuple[str, Any]]:
 @lru_cache
 def sources_hash() -> str:
     """Of schedlab's modules as they were when this process first asked."""
-    root = Path(schedlab.__file__).parent
-    return files_hash(root, package_files(root))
+    return files_hash(core.PACKAGE, package_files(core.PACKAGE))
 
 
 @lru_cache

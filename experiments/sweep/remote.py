@@ -59,10 +59,13 @@ class Parcel:
 
 def run_all(task: SweepTask, jobs: list[Job], cluster: Cluster) -> Iterator[tuple[int, Outcome]]:
     """Outcomes by the number of their job, as they come; what is done is not sent, if the sweep resumes."""
-    composer, plans = Composer(task.loader, task.master), []
+    composer = Composer(task.loader, task.master)
+    plans: list[tuple[int, Job, Path]] = []
     for number, job in enumerate(jobs):
         config, holder = composer.compose(job.overrides)
         folder, done = destination(config, prepare(job, holder, task.sweep), Path(task.sweep))
+        if folder in {other for _, _, other in plans}:
+            folder = resume.beside(folder, identity_of(compose.resolve(config)))
         if done:
             print(f"{folder.name}: was finished")
             yield number, Outcome()
@@ -116,7 +119,7 @@ def received(reference: Any, folder: Path) -> Outcome:
         resume.start_over(folder)
         shutil.rmtree(folder)
     incoming.rename(folder)
-    print((folder / LOG).read_text(), end="")
+    print((folder / LOG).read_text(encoding="utf-8"), end="")
     return outcome  # type: ignore[no-any-return]
 
 
@@ -190,7 +193,7 @@ def work(parcel: Parcel) -> tuple[Outcome, bytes]:
         except Exception as error:
             outcome = Outcome(error=RuntimeError(f"{type(error).__name__}: {error}"))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / LOG).write_text(said.getvalue())
+    (folder / LOG).write_text(said.getvalue(), encoding="utf-8")
     content = pack(folder)
     shutil.rmtree(folder)
     return outcome, content

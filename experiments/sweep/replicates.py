@@ -1,12 +1,11 @@
 """Which runs answer one question together: replicates of a variant, paired with the baseline's by what was offered.
 
-Knows run directories, their labels and `workload.jsonl.gz`; knows nothing of statistics. Runs that were offered the
+Knows run directories, their labels and what they were offered; knows nothing of statistics. Runs that were offered the
 same requests are one replicate, whatever their seeds say.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.analysis.table import Run
-from schedlab.experiments.run.offered import WORKLOAD
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.packed import find, opened
+from schedlab.workloads.readers import OFFERED
 
 NOT_OF_THE_VARIANT = (
     "seed", "progress", "plots", "log_format", "record", "resume", "store_text", "wandb", "hydra",
@@ -37,12 +37,12 @@ def offered_hash(directory: Path) -> str:
     Names of requests, rows and sessions do not count, nor do SLO classes. A turn that follows another one arrives when
     the policy lets it and is left out: what it follows stands for it. ConfigError for a run without its workload.
     """
-    path = directory / WORKLOAD
+    path = find(directory, OFFERED)
     if not path.exists():
         raise ConfigError(f"{path}: not there; runs are paired by what they were offered")
     shape = hashlib.sha256()
     numbers: dict[Any, int] = {}
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+    with opened(path) as file:
         try:
             for line in file:
                 row = json.loads(line)

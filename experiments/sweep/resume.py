@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ OWNERS = "resume.json"
 
 
 def list_owners(sweep: Path) -> int:
-    """Note in a sweep's directory which run, by configuration, is in which folder; how many of them are done.
+    """Note in a sweep's directory which run, by configuration, is in which folder as it begins; how many are done.
 
     For its jobs, which may run in other processes: when values are added to a sweep, its jobs are numbered anew.
     """
@@ -45,7 +45,22 @@ def folder_for(identity: Identity, own: Path, sweep: Path | None) -> Path:
     if wanted in owners:
         assert sweep is not None
         return sweep / str(owners[wanted])
-    return own if holder is None or sweep is None else own.with_name(f"{own.name}-{wanted[:8]}")
+    return own if holder is None or sweep is None else beside(own, identity)
+
+
+def beside(own: Path, identity: Identity) -> Path:
+    """The folder of a run whose own folder another run has."""
+    return own.with_name(f"{own.name}-{identity.config_hash[:8]}")
+
+
+def is_sibling_s(own: Path, identity: Identity | None, sweep: Path | None) -> bool:
+    """Whether another run of this very sweep has left its result in `own`, as where `hydra.sweep.subdir` names not all
+    that differs; what was there before the sweep began is replaced."""
+    began, result = sweep and sweep / OWNERS, own / "result.json"
+    if began is None or not (began.exists() and result.exists()):
+        return False
+    later = result.stat().st_mtime_ns >= began.stat().st_mtime_ns
+    return later and (identity is None or read_json(result).get("config_hash") != identity.config_hash)
 
 
 def is_done(directory: Path, identity: Identity) -> bool:
@@ -74,6 +89,18 @@ def start_over(directory: Path) -> None:
 
 
 @contextmanager
+def place(identity: Identity, own: Path, sweep: Path | None, resumes: bool) -> Iterator[Path]:
+    """The folder of a run, which no other process has meanwhile."""
+    folder = folder_for(identity, own, sweep) if resumes else own
+    with ExitStack() as stack:
+        stack.enter_context(claimed(folder))
+        if folder == own and is_sibling_s(own, identity, sweep):
+            folder = beside(own, identity)
+            stack.enter_context(claimed(folder))
+        yield folder
+
+
+@contextmanager
 def claimed(directory: Path) -> Iterator[None]:
     """Only one process at a time: a killed sweep may have left a worker that still ends its job."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -89,7 +116,7 @@ def claimed(directory: Path) -> Iterator[None]:
 def read_json(path: Path) -> Mapping[str, Any]:
     """A file of ours, which is there as a whole or not at all."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return content if isinstance(content, dict) else {}

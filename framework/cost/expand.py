@@ -71,6 +71,29 @@ def expand(steps: Columns, rates: Mapping[str, Any], chained: int = 1) -> Column
     return out
 
 
+def boundaries(run: RunTables, rows: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The row and the end (ns) of each boundary of the rows `rows`, in order; int64 [B]. The steps of a chain are one.
+
+    Where the rates do not give a row's duration, which a chain that lacked a block does not, its boundaries are spread
+    over the duration that is logged; `exact`: ConfigError for such a row of several.
+    """
+    if not len(rows):
+        return rows, rows
+    steps, manifest = run.steps, run.manifest or {}
+    repeat, logged = steps["repeat"][rows], steps["duration_ns"][rows]
+    took, begins = durations(steps, manifest.get("cost"), manifest.get("engine", {}).get("max_chained_steps", 1), rows)
+    starts = np.cumsum(repeat) - repeat
+    since = np.cumsum(took)
+    since -= np.repeat(since[starts] - took[starts], repeat)
+    last, total = np.append(begins[1:], True), np.add.reduceat(took, starts)
+    row = np.repeat(rows, repeat)[last]
+    wrong = (total != logged) & (np.add.reduceat(last, starts, dtype=int) > 1)
+    if exact and wrong.any():
+        raise _unexplained(steps, int(rows[wrong][0]), int(total[wrong][0]))
+    share = np.repeat(logged / np.maximum(total, 1), repeat)[last]
+    return row, steps["now_ns"][row] + np.rint(since[last] * share).astype(np.int64)
+
+
 def durations(
     steps: Columns, rates: Mapping[str, Any] | None, chained: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -116,8 +139,11 @@ def _taken(column: Any, row: np.ndarray) -> Any:
 def _check(steps: Columns, durations: np.ndarray, row: np.ndarray) -> None:
     total = np.bincount(row, weights=durations, minlength=len(steps["repeat"]))
     if len(wrong := np.flatnonzero(total != steps["duration_ns"])):
-        at = wrong[0]
-        raise ConfigError(
-            f"steps: the {steps['repeat'][at]} steps from {steps['index'][at]} on take {total[at]:.0f} ns by the cost "
-            f"in the manifest, expected {steps['duration_ns'][at]} ns as in the log"
-        )
+        raise _unexplained(steps, int(wrong[0]), int(total[wrong[0]]))
+
+
+def _unexplained(steps: Columns, row: int, found_ns: int) -> ConfigError:
+    return ConfigError(
+        f"steps: the {steps['repeat'][row]} steps from {steps['index'][row]} on take {found_ns} ns by the cost in the "
+        f"manifest, expected {steps['duration_ns'][row]} ns as in the log"
+    )

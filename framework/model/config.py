@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from schedlab.framework.errors import ModelError
@@ -129,13 +128,6 @@ class ModelConfig:
             return cls(**values)
         except TypeError as error:
             raise ModelError(f"model: {error}") from None
-
-    @classmethod
-    def from_hf(cls, directory: str | Path) -> ModelConfig:
-        """From a Hugging Face model directory; an architecture or variant we do not compute is a ModelError."""
-        from schedlab.framework.model.hf import read_config
-
-        return read_config(Path(directory) / "config.json")
 
     @property
     def windows(self) -> tuple[int | None, ...]:

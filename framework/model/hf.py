@@ -61,8 +61,12 @@ def read_json(path: Path) -> Keys:
     return content
 
 
-def read_config(path: Path) -> ModelConfig:
-    """The shape that a config.json states; stop tokens also from the generation_config.json beside it."""
+def read_config(directory: str | Path) -> ModelConfig:
+    """The shape that a model directory's config.json states; stop tokens also from its generation_config.json.
+
+    ModelError for an architecture or variant that is not computed here.
+    """
+    path = Path(directory) / "config.json"
     said = read_json(path)
     generation_path = path.with_name("generation_config.json")
     generation = read_json(generation_path) if generation_path.exists() else {}

@@ -1,50 +1,55 @@
-"""JSON lines in gzip files, written as a run goes and readable up to the last flush. Knows no row's meaning."""
+"""JSON lines in compressed files, written as a run goes and readable up to the last flush. Knows no row's meaning."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results import packed
 
-_GZIP = 16 + zlib.MAX_WBITS
-"""What makes zlib read and write the gzip format."""
-_CHUNK = 1 << 18
+PARTIAL = ".partial"
 
 
 def log_path(directory: Path, table: str) -> Path:
-    return directory / f"{table}.jsonl.gz"
+    """The log of a table; where it would be if there is none."""
+    return packed.find(directory, f"{table}.jsonl")
 
 
 def partial_path(directory: Path, table: str) -> Path:
     """Where a log grows until it is whole."""
-    return directory / f"{table}.jsonl.gz.partial"
+    partial = [path.with_name(path.name + PARTIAL) for path in packed.paths(directory, f"{table}.jsonl")]
+    return next((path for path in partial if path.exists()), partial[-1])
 
 
-class GzipLog:
+def all_paths(directory: Path, table: str) -> list[Path]:
+    """All that a run may have left of a table's log."""
+    whole = packed.paths(directory, f"{table}.jsonl")
+    return whole + [path.with_name(path.name + PARTIAL) for path in whole]
+
+
+class Log:
     """A text file compressed as it grows, under a `.partial` name until it is whole.
 
-    Compressing is a tenth of a virtual run's work and needs no interpreter, so `thread`, which has one worker, does it
-    beside the run. What goes wrong there (a full disk) is raised by the next call.
+    Compressing needs no interpreter, so `thread`, which has one worker, does it beside the run. What goes wrong there
+    (a full disk) is raised by the next call.
     """
 
     def __init__(self, directory: Path, table: str, thread: Executor) -> None:
-        self._path = log_path(directory, table)
-        self._partial = partial_path(directory, table)
-        self._file = self._partial.open("wb")
-        self._stream = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+        self._path = directory / f"{table}.jsonl{packed.codec().suffix}"
+        self._partial = self._path.with_name(self._path.name + PARTIAL)
+        self._text = packed.PackedText(self._partial, packed.codec())
         self._thread = thread
         self._pending: list[Future[None]] = []
 
     def write(self, text: str) -> None:
         self.settle()  # at most one piece is on its way
-        self._pending.append(self._thread.submit(self._compress, text))
+        self._pending.append(self._thread.submit(self._text.write, text))
 
     def sync(self) -> None:
         """Make everything written so far readable, soon."""
-        self._pending.append(self._thread.submit(self._flush))
+        self._pending.append(self._thread.submit(self._text.sync))
 
     def settle(self) -> None:
         """Wait until what was passed on before is on disk."""
@@ -53,32 +58,24 @@ class GzipLog:
 
     def close(self, *, whole: bool) -> None:
         """End the stream; a whole log gets its final name. Closed twice, it stays as it was after the first time."""
-        if self._file.closed:
+        if self._text.closed:
             return
-        with self._file:
+        try:
             self.settle()
-            self._file.write(self._stream.flush())
+        finally:
+            self._text.close()
         if whole:
             self._partial.replace(self._path)
 
-    def _compress(self, text: str) -> None:
-        self._file.write(self._stream.compress(text.encode()))
-
-    def _flush(self) -> None:
-        self._file.write(self._stream.flush(zlib.Z_SYNC_FLUSH))
-        self._file.flush()
-
 
 def log_lines(path: Path, *, whole: bool) -> Iterator[list[str]]:
-    """Complete lines of a gzip log, in batches; a torn end is an error if the log should be whole."""
-    stream = zlib.decompressobj(_GZIP)
-    rest = b""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            try:
-                *lines, rest = (rest + stream.decompress(chunk)).split(b"\n")
-            except zlib.error:
-                break
+    """Complete lines of a log, in batches; a torn end is an error if the log should be whole."""
+    rest, torn = b"", False
+    try:
+        for piece in packed.unpacked(path):
+            *lines, rest = (rest + piece).split(b"\n")
             yield [line.decode() for line in lines]
-    if whole and not (stream.eof and not rest):
+    except EOFError:
+        torn = True
+    if whole and (torn or rest):
         raise ConfigError(f"{path}: the log of a finished run ends early; the file is damaged")

@@ -10,6 +10,7 @@ Latencies run from the intended arrival. Which requests enter:
   tpot, e2e              served ones, tpot with two output tokens or more
   itl                    every gap after a first token, whatever became of its request
   goodput, attainment    finished ones that meet every limit of their class; the rest misses
+  attainment_limited     the same share of those that have a limit, where others have none
 Served is finished or length_capped. Percentiles are numpy's linear ones.
 """
 
@@ -74,6 +75,7 @@ SUMMARY_KEYS = (
     "throughput/total_tokens_per_s",
     "goodput/requests_per_s",
     "slo/attainment",
+    "slo/attainment_limited",
     "prefix/hit_rate",
     "prefix/tokens_reused",
     "prefix/tokens_resumed",
@@ -329,15 +331,25 @@ def _rates(run: Measured) -> Summary:
     prompt = int(requests["prompt_tokens"][requests["output_tokens"] > 0].sum())
     span = makespan_ns(requests)
     seconds = None if span is None else span / NS
-    good = int(meets_slo(requests, run.slos).sum()) if run.slos else None
+    meets = meets_slo(requests, run.slos) if run.slos else None
+    good, offered = None if meets is None else int(meets.sum()), len(requests) + run.backlog_end
     return {
         "makespan_s": seconds,
         "throughput/requests_per_s": per(int(with_status(requests, "finished").sum()), seconds),
         "throughput/output_tokens_per_s": per(output, seconds),
         "throughput/total_tokens_per_s": per(prompt + output, seconds),
-        "goodput/requests_per_s": None if good is None else per(good, seconds),
-        "slo/attainment": None if good is None else per(good, len(requests) + run.backlog_end),
+        "goodput/requests_per_s": None if good is None or not offered else per(good, seconds) or 0.0,
+        "slo/attainment": None if good is None else per(good, offered),
+        "slo/attainment_limited": None if meets is None else _attainment_limited(run, meets),
     }
+
+
+def _attainment_limited(run: Measured, meets: np.ndarray) -> float | None:
+    """None where all have a limit, for it is the attainment then. What never ended counts as limited and missed."""
+    limited = np.isin(run.requests["slo"], [i for i, slo in enumerate(run.slos) if slo.limited])
+    if limited.all():
+        return None
+    return per(int((meets & limited).sum()), int(limited.sum()) + run.backlog_end)
 
 
 def _prefix(requests: np.ndarray) -> Summary:

@@ -22,7 +22,7 @@ def require_pyarrow() -> None:
 
 
 def convert_log(directory: Path, table: str) -> None:
-    """Turn the gzip log of `table` into parquet, a row group per batch of lines."""
+    """Turn the log of `table` into parquet, a row group per batch of lines."""
     from pyarrow.parquet import ParquetWriter
 
     source, schema = log_path(directory, table), SCHEMAS[table]

@@ -70,7 +70,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: not JSON, {error}") from None
     assert isinstance(content, dict)

@@ -1,5 +1,4 @@
-"""A run under the names that `vllm bench serve` writes, for tools that read them. Knows names, defines nothing.
-
+"""A run under the names that `vllm bench serve` writes, for tools that read them.
 Definitions are those of metrics.py: latencies run from the intended arrival, and ITL comes from a histogram at 1 us.
 Times are milliseconds where the name says so; what is unknown is None.
 """
@@ -18,21 +17,33 @@ from schedlab.framework.results.metrics import GAP_NS, PERCENTILES, Measured, Su
 NS_PER_MS = 1_000_000
 
 
+DEFINITIONS = {
+    "duration": "from the first intended arrival to the last token of any request",
+    "totals and rates": "of completed requests",
+    "ttft": "of completed and length-capped requests, and of aborted ones that had a first token",
+    "tpot, e2el": "of completed and length-capped requests",
+    "itl": "every gap after a first token, whatever became of its request",
+}
+"""Which requests enter a figure: `vllm bench serve` takes the completed ones throughout."""
+
+
 def vllm_bench(run: Measured, summary: Summary) -> dict[str, Any]:
-    """Content of vllm_bench.json. Totals are over completed requests, as there; rates are the summary's."""
+    """Content of vllm_bench.json. Totals are over completed requests, as there, and rates are these totals a second."""
     finished = metrics.with_status(run.requests, "finished")
-    completed = int(finished.sum())
+    completed, seconds = int(finished.sum()), summary["makespan_s"]
+    prompt, output = (int(run.requests[name][finished].sum()) for name in ("prompt_tokens", "output_tokens"))
     return {
-        "duration": summary["makespan_s"],
+        "definitions": DEFINITIONS,
+        "duration": seconds,
         "completed": completed,
         "failed": len(run.requests) - completed,
         "num_prompts": summary["requests/offered"],
-        "total_input_tokens": int(run.requests["prompt_tokens"][finished].sum()),
-        "total_output_tokens": int(run.requests["output_tokens"][finished].sum()),
+        "total_input_tokens": prompt,
+        "total_output_tokens": output,
         "request_throughput": summary["throughput/requests_per_s"],
         "request_goodput": summary["goodput/requests_per_s"],
-        "output_throughput": summary["throughput/output_tokens_per_s"],
-        "total_token_throughput": summary["throughput/total_tokens_per_s"],
+        "output_throughput": metrics.per(output, seconds),
+        "total_token_throughput": metrics.per(prompt + output, seconds),
         **_latency("ttft", metrics.ttft_ns(run.requests)),
         **_latency("tpot", metrics.tpot_ns(run.requests)),
         **_gaps(run.gaps_us),

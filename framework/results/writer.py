@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.results.logs import GzipLog, log_path, partial_path
+from schedlab.framework.results.logs import Log, all_paths
 from schedlab.framework.results.metrics import Measurement, empty_summary
 from schedlab.framework.results.parquet import convert_log, parquet_path, require_pyarrow
 from schedlab.framework.results.reader import load_table
@@ -64,7 +64,7 @@ class RunWriter(Recorder):
         _remove_logs(self.directory)
         tables = tuple(SCHEMAS) if record == "full" else ()
         self._thread = ThreadPoolExecutor(1, "logs")
-        self._logs = {table: GzipLog(self.directory, table, self._thread) for table in tables}
+        self._logs = {table: Log(self.directory, table, self._thread) for table in tables}
 
     def flush(self) -> None:
         """Fold what is buffered and make it readable on disk."""
@@ -144,7 +144,7 @@ def _check_option(key: str, value: str, options: tuple[str, ...]) -> None:
 
 def _remove_logs(directory: Path) -> None:
     """An earlier run's logs must never be read as this one's; its result has been replaced by then."""
-    paths = [make(directory, table) for table in SCHEMAS for make in (log_path, partial_path, parquet_path)]
+    paths = [path for table in SCHEMAS for path in (*all_paths(directory, table), parquet_path(directory, table))]
     for path in (*paths, directory / "vllm_bench.json"):
         path.unlink(missing_ok=True)
 
@@ -157,5 +157,5 @@ def write_json(path: Path, content: Any) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` in one go: whoever reads it, and whenever this process ends, finds the old text or the new."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

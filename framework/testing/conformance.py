@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.policy import Policy
+from schedlab.framework.policy import Policy, check_policy
 from schedlab.framework.testing.behaviour import behave
 from schedlab.framework.testing.cache_changes import sees_changes
 from schedlab.framework.testing.case import Case, Subject, Violation
@@ -58,6 +58,7 @@ def check(
     """
     if not seconds > 0:
         raise ConfigError(f"check.seconds: expected more than 0 of CPU time, found {seconds:g}")
+    check_policy(make())
     subject = Subject(make, source)
     effort = Effort(seconds, max(1, round(seconds * CASES_PER_S)), seed, shrink_s=min(max(seconds / 4, 1.0), 10.0))
     trial = Trial(subject, effort, frozenset(only))

@@ -75,6 +75,6 @@ class Report:
             if verdict.program is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 path = directory / f"reproduce_{verdict.name}.py"
-                path.write_text(verdict.program)
+                path.write_text(verdict.program, encoding="utf-8")
                 written.append(path)
         return written

@@ -1,11 +1,11 @@
 """schedlab: a research framework for LLM-inference scheduling policies. Importing it imports no torch."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab import core
-
-__version__ = "0.1.0"
+from schedlab.version import __version__
 
 if TYPE_CHECKING:
     from schedlab.experiments import engines
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from schedlab.framework.policy import Policy
     from schedlab.framework.request import SLO, SamplingParams
     from schedlab.framework.step import Step
-
-core.install()
 
 _EXPORTS = {
     "run": "schedlab.experiments.run.api",
@@ -28,6 +26,23 @@ _EXPORTS = {
 }
 _MODULES = {"engines": "schedlab.experiments.engines", "testing": "schedlab.testing"}
 __all__ = ["LLM", "SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "engines", "run"]
+
+
+def _missing_room(package: Path) -> str | None:
+    """Why the rooms of `package` cannot be imported; None where they can."""
+    for room in ("conf", "experiments", "framework", "kernels", "policies", "workloads"):
+        if package.is_dir() and not (package / room).is_dir():
+            return (
+                f"{package / room} is no folder but should be a symbolic link to {package.parents[1] / room}: this copy "
+                "was made without symbolic links; make one with `git clone -c core.symlinks=true` (on Windows in "
+                "developer mode), or install a wheel"
+            )
+    return None
+
+
+if (_why := _missing_room(Path(__file__).parent)) is not None:
+    raise ImportError(_why)
+core.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,7 @@ MODULES = (
     "framework.cost.model",
     "framework.decode_set",
     "framework.engine",
+    "framework.eviction",
     "framework.invariants",
     "framework.journal",
     "framework.jump",

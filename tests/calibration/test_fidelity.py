@@ -18,10 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import SMALL
 
 from schedlab.experiments import engines
-from schedlab.experiments.analysis.recorded import Agreement
-from schedlab.experiments.studies import fidelity_report, measuring
-from schedlab.experiments.studies.calibrate import Options as Calibration
-from schedlab.experiments.studies.fidelity import METRICS, Compared, Outcome, Scaled, Setting, Study, outcome, study
+from schedlab.experiments.analysis.decisions import DecidedAgain
+from schedlab.experiments.studies import fidelity_result, measuring
+from schedlab.experiments.studies.calibrate import CalibrationOptions as Calibration
+from schedlab.experiments.studies.fidelity import Scaled, Setting, outcome, study
+from schedlab.experiments.studies.fidelity_result import METRICS, Compared, FidelityStudy, Outcome
 from schedlab.experiments.studies.measuring import Between
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import FitError, Profile
@@ -38,7 +39,7 @@ from schedlab.workloads.populations import Synthetic
 GRID = Calibration(
     passes=2, budget_s=20.0, max_batch=4, max_context=96, max_prefill=64, max_cell_tokens=256, out=None
 )  # fmt: skip
-AGREED = Agreement("a", "a", None)
+AGREED = DecidedAgain("a", "a", None)
 WORK = Synthetic(num_requests=12, arrivals=Poisson(20.0), lengths=Uniform(prompt=(20, 90), output=(3, 10)))
 
 
@@ -54,11 +55,11 @@ def setting(shape: ModelConfig, cpu: Hardware) -> Setting:
 
 
 @pytest.fixture(scope="module")
-def found(setting: Setting) -> Study:
+def found(setting: Setting) -> FidelityStudy:
     return study(setting, (0.5, 2.0), 2, GRID, say=lambda line: None)
 
 
-def test_every_policy_at_every_load(found: Study) -> None:
+def test_every_policy_at_every_load(found: FidelityStudy) -> None:
     assert [(o.load, o.policy) for o in found.outcomes] == [
         (0.5, "fcfs"), (0.5, "chunked"), (2.0, "fcfs"), (2.0, "chunked"),
     ]  # fmt: skip
@@ -69,7 +70,7 @@ def test_every_policy_at_every_load(found: Study) -> None:
         assert all(agreement.equal for agreement in case.agreements)
 
 
-def test_loads_are_shares_of_the_capacity(found: Study) -> None:
+def test_loads_are_shares_of_the_capacity(found: FidelityStudy) -> None:
     """At the time scale of load 2 half of what is asked for can be served; at 0.5 nearly all of the time is left."""
     low, high = found.outcomes[0], found.outcomes[2]
     assert low.time_scale == pytest.approx(4 * high.time_scale)
@@ -78,7 +79,7 @@ def test_loads_are_shares_of_the_capacity(found: Study) -> None:
     assert high.virtual["ttft/mean"] > low.virtual["ttft/mean"]
 
 
-def test_the_profile_is_of_steps_from_between_those_of_the_real_runs(found: Study) -> None:
+def test_the_profile_is_of_steps_from_between_those_of_the_real_runs(found: FidelityStudy) -> None:
     """Two passes before, and cells for half of the time of each real run."""
     error = found.profile.error
     assert error.repeat_difference is not None and 0 < error.held_out_mean < 5
@@ -88,7 +89,7 @@ def test_the_profile_is_of_steps_from_between_those_of_the_real_runs(found: Stud
     assert all(0.2 < case.level < 5 and case.level != 1 for case in found.outcomes)
 
 
-def test_a_case_is_modelled_on_the_machine_of_its_time(setting: Setting, found: Study) -> None:
+def test_a_case_is_modelled_on_the_machine_of_its_time(setting: Setting, found: FidelityStudy) -> None:
     first = found.outcomes[0]
     limits = setting.make_engine().config
     slow = outcome(setting, (first.load, "fcfs"), first.time_scale, limits, found.profile, 3.0, [({}, AGREED)])
@@ -117,13 +118,13 @@ def test_between_the_steps_of_a_run_cells_take_their_share(monkeypatch: pytest.M
     assert counts == [5, 6, 6, 7, 8], "500, then 50 and 50 at a time, each cell paid for before the next"
 
 
-def test_what_is_shown_and_written(found: Study, tmp_path: Path) -> None:
+def test_what_is_shown_and_written(found: FidelityStudy, tmp_path: Path) -> None:
     text = io.StringIO()
-    fidelity_report.show(found, Console(file=text, width=160))
+    fidelity_result.show(found, Console(file=text, width=160))
     shown = text.getvalue()
     for expected in ("load 0.5, time_scale", "load 2, time_scale", "ttft/p99", "equal digests in 4 of 4 real runs"):
         assert expected in shown.replace("8 of 8", "4 of 4")
-    fidelity_report.write(found, tmp_path, plots=True)
+    fidelity_result.write(found, tmp_path, plots=True)
     content = json.loads((tmp_path / "fidelity.json").read_text())
     first = content["outcomes"][0]
     assert first["compared"]["ttft/mean"].keys() == {"error", "repeat_difference", "limit", "within"}
@@ -134,7 +135,7 @@ def test_what_is_shown_and_written(found: Study, tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "fidelity.png").stat().st_size > 10_000
 
 
-def test_with_a_profile_at_hand_nothing_is_measured(setting: Setting, found: Study) -> None:
+def test_with_a_profile_at_hand_nothing_is_measured(setting: Setting, found: FidelityStudy) -> None:
     alone = replace(setting, policies={"fcfs": FCFS})
     lines: list[str] = []
     again = study(alone, (1.0,), 1, GRID, found.profile, say=lines.append)
@@ -154,14 +155,14 @@ def test_errors_are_judged_by_the_limit_or_by_what_repeats_differ() -> None:
 
 def test_decisions_that_part_are_stated() -> None:
     summary = dict.fromkeys(METRICS, 1.0)
-    virtual, agreement = {**summary, "ttft/mean": 1.5}, Agreement("a", "b", 17)
+    virtual, agreement = {**summary, "ttft/mean": 1.5}, DecidedAgain("a", "b", 17)
     parted = Outcome("fcfs", 0.5, 1.0, 1.0, (summary, summary), virtual, (agreement,))
     profile = Profile({}, Coefficients(), False, FitError(0.01, 0.02, 0.03, 9, 9), ())
-    lines = fidelity_report.verdicts(Study(profile, {"fcfs": 1.0}, 1.0, (parted,)))
+    lines = fidelity_result.verdicts(FidelityStudy(profile, {"fcfs": 1.0}, 1.0, (parted,)))
     assert f"{len(METRICS) - 1} of {len(METRICS)} figures within" in lines
     assert lines[-1] == "fcfs at load 0.5: decisions part at step 17"
     assert any("equal digests in 0 of 1 real runs" in line for line in lines)
-    assert fidelity_report.cell(parted.compared["ttft/mean"]) == "+50.0% (0.0%)!"
+    assert fidelity_result.cell(parted.compared["ttft/mean"]) == "+50.0% (0.0%)!"
 
 
 def test_a_scaled_workload_is_the_same_at_other_times() -> None:

@@ -20,8 +20,8 @@ from schedlab.framework.clock import VirtualClock
 from schedlab.framework.columns import Columns
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
-from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.model.hf import read_config
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.results.metrics import Measurement
 from schedlab.framework.results.record import Recorder
@@ -77,7 +77,7 @@ def generate(directory, policy, num_blocks=40):
         EngineRequest(str(i), i * 1_000_000, len(p), TokenContent(p), recorded_output_tokens=OUTPUT)
         for i, p in enumerate(prompts())
     ]
-    executor = ModelExecutor(ModelConfig.from_hf(directory), path=directory)
+    executor = ModelExecutor(read_config(directory), path=directory)
     config = EngineConfig(
         num_blocks=num_blocks, max_model_len=200, max_num_seqs=8, max_num_batched_tokens=48, block_size=8,
         swap_space_gib=0.01, audit_every=10,

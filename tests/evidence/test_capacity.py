@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from schedlab.experiments import cli, engines
 from schedlab.experiments.run import compose
-from schedlab.experiments.studies import capacity_report
-from schedlab.experiments.studies.capacity import ATTAINMENT, Bench, Grid, Options, highest, judge, study
+from schedlab.experiments.studies import capacity_result
+from schedlab.experiments.studies.capacity import ATTAINMENT, Bench, Grid, highest, judge, study, work_limit
+from schedlab.experiments.studies.capacity_result import CapacityOptions
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
 from schedlab.framework.stages import ClientView, Stage
@@ -23,7 +24,7 @@ from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.populations import CommonWork
 
 TIGHT = SLO("tight", ttft_s=0.5, tpot_s=0.03)
-OPTIONS = Options(policies=None, attainment=0.9, replicates=3, resolution=0.05, points=3)
+OPTIONS = CapacityOptions(policies=None, attainment=0.9, replicates=3, resolution=0.05, points=3)
 
 
 @given(st.integers(-100, 100), st.integers(-60, 60))
@@ -67,7 +68,7 @@ def bench() -> Bench:
 def test_a_study_finds_where_attainment_falls(bench, tmp_path):
     said: list[str] = []
     found = study(bench, OPTIONS, said.append)
-    grid = Grid(bench.first_rate(), OPTIONS.resolution)
+    grid = Grid(bench.first_rate(1), OPTIONS.resolution)
     assert len(said) == 2 and [c.policy for c in found.capacities] == ["fcfs", "chunked"]
     for capacity in found.capacities:
         for seed, rate in enumerate(capacity.rates, 1):
@@ -78,10 +79,34 @@ def test_a_study_finds_where_attainment_falls(bench, tmp_path):
     for curve in found.curves:
         assert len(curve.rates) == 3 and curve.attainment[0] > curve.attainment[-1]
         assert all(goodput <= found.limit for goodput in curve.goodput)
-    capacity_report.write(found, tmp_path, plots=True)
+        assert curve.goodput == pytest.approx(np.multiply(curve.rates, curve.attainment))
+    capacity_result.write(found, tmp_path, plots=True)
     assert json.loads((tmp_path / "capacity.json").read_text())["capacities"][0]["policy"] == "fcfs"
-    assert "no schedule serves more than" in (tmp_path / "capacity.md").read_text()
+    assert "no schedule serves 90% of the requests at more than" in (tmp_path / "capacity.md").read_text()
     assert (tmp_path / "plots" / "capacity.png").stat().st_size > 10_000
+
+
+def test_a_short_trace_is_not_served_beyond_the_work_that_there_is_time_for(bench):
+    """Forty requests with seconds to spare are served at any rate, most of them after the last arrival."""
+    lenient = replace(bench, slo=SLO("lenient", ttft_s=20.0), workload=CommonWork(num_requests=40), traces={}, known={})
+    found = study(lenient, replace(OPTIONS, attainment=0.8, replicates=2), lambda line: None)
+    limits = [work_limit(lenient, seed, 0.8) for seed in (1, 2)]
+    assert found.limit == pytest.approx(np.sqrt(limits[0] * limits[1]))
+    for capacity in found.capacities:
+        assert all(rate <= limit for rate, limit in zip(capacity.rates, limits, strict=True))
+    assert found.at_limit == {"fcfs": 2, "chunked": 2}
+    assert any("longer traces would tell more" in note for note in capacity_result.notes(found))
+    assert all(work_limit(lenient, 1, share) > work_limit(lenient, 1, 1.0) for share in (0.5, 0.9))
+
+
+def test_replicates_are_drawn_by_the_seed(bench):
+    seeds = [replace(bench, seed=seed).seeds(3) for seed in (0, 1)]
+    assert [*seeds[0]] == [1, 2, 3] and not {*seeds[0]} & {*seeds[1]}
+    tables = []
+    for seed in (0, 1):
+        found = study(replace(bench, seed=seed, traces={}, known={}), replace(OPTIONS, replicates=1, points=0), str)
+        tables.append(capacity_result.rows(found))
+    assert tables[0] != tables[1]
 
 
 def test_every_policy_is_offered_the_same(bench):
@@ -95,7 +120,7 @@ def test_every_policy_is_offered_the_same(bench):
 def test_options_out_of_range(change):
     keys = {"policies": None, "attainment": 0.9, "replicates": 3, "resolution": 0.05, "points": 3}
     with pytest.raises(ConfigError, match=f"capacity.{next(iter(change))}: expected"):
-        Options(**keys | change)
+        CapacityOptions(**keys | change)
 
 
 @pytest.mark.parametrize(

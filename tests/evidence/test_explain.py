@@ -8,8 +8,10 @@ import re
 import pytest
 from planted import PLANTED, balanced, run_planted
 
-from schedlab.experiments.analysis.explain import ERROR, Explanation, explain, lines
+from schedlab.experiments.analysis.causes import Cause, Suggestion
+from schedlab.experiments.analysis.explain import ERROR, Explanation, Named, Trial, cause_lines, explain, lines
 from schedlab.experiments.analysis.rerun import Changes, rerun
+from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.reader import read_run
 
@@ -128,3 +130,53 @@ def test_a_run_from_python_is_explained_but_not_repeated(tmp_path):
     assert found.as_json()["note"] == lines(found)[-1] and "made from Python" in lines(found)[-1]
     with pytest.raises(ConfigError, match="does not say how to build it"):
         rerun(tmp_path, read_run(tmp_path).manifest)
+
+
+def test_the_time_of_the_steps_is_what_their_parts_take(tmp_path):
+    """Overhead counts in every step, not only in those that it takes most of: against the host's time of each step."""
+
+    def work(draw):
+        return {"workload.num_requests": 30, "workload.arrivals.rate": 4.0}
+
+    shares = {}
+    for name in ("true", "false"):
+        run = read_run(run_planted(work, 0, tmp_path / name, f"engine.fast_forward={name}"))
+        shares[name] = explain(tmp_path / name, tried=False).time
+    steps, rates = run.steps, Coefficients(**run.manifest["cost"]["explained"])
+    prefills, decodes = steps["prefill_requests"], steps["decode_requests"]
+    tokens = steps["prefill_tokens"] + steps["decode_tokens"]
+    host = rates.step_ns + rates.request_ns * (prefills + decodes) + rates.matrix_ns * (tokens > 1)
+    host += (rates.prefill_step_ns + rates.prefill_ns * prefills) * (prefills > 0) + rates.decode_step_ns * (
+        decodes > 0
+    )
+    assert shares["false"]["overhead"] == pytest.approx(host.sum() / steps["duration_ns"].sum(), abs=1e-4)
+    assert shares["true"] == pytest.approx(shares["false"], abs=1e-6)
+    assert run.summary["bound/overhead"] == 0 and shares["true"]["overhead"] > 0.05
+    assert f"{shares['true']['overhead']:.0%} overhead" in "\n".join(lines(explain(tmp_path / "true", tried=False)))
+
+
+def test_a_measured_run_on_the_cpu_is_tried_on_the_virtual_clock(tmp_path):
+    def queue(draw):
+        return {"workload.num_requests": 60, "workload.arrivals.rate": 400.0, "engine.max_num_seqs": 4}
+
+    words = ("engine=cpu", "model=tiny", "workload.lengths.prompt=[8,64]", "workload.lengths.output=[4,16]")
+    found = explain(run_planted(queue, 0, tmp_path, *words))
+    assert named_first(found) == "queueing"
+    assert all(item.trial and item.trial.after is not None for item in found.named if item.suggestion)
+
+
+@pytest.mark.parametrize(
+    ("before", "predicted", "after", "holds", "said"),
+    [
+        (0.100, 0.095, 0.095, None, "wider than the effect"),
+        (0.152, 0.016, 0.028, True, "the direction, and no more"),
+        (0.100, 0.060, 0.062, True, ", as predicted (60.0 ± 10.0 ms)."),
+        (0.100, 0.060, 0.090, False, "not as predicted"),
+    ],
+)
+def test_a_prediction_says_what_its_error_lets_it_say(before, predicted, after, holds, said):
+    trial = Trial(before, after)
+    suggestion = Suggestion("this", Changes(), "ttft/mean", predicted)
+    cause = Cause("queueing", 0.9, 1.0, "it waits", lambda view: suggestion)
+    assert trial.holds(predicted) is holds
+    assert said in cause_lines(Named(cause, suggestion, trial))[-1]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import schedlab
+from schedlab.experiments.analysis import gaps as looking
 from schedlab.experiments.analysis.gaps import gaps, longest_gaps
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.tables import RunTables
@@ -43,6 +44,25 @@ def test_the_longest_gap_is_that_of_the_summary_however_the_run_was_executed(pol
         pictures.append(longest)
     for other in pictures[1:]:
         np.testing.assert_array_equal(pictures[0], other)
+
+
+@pytest.mark.parametrize(("policy", "blocks", "together"), [
+    ("fcfs", 2000, True), ("chunked", 2000, True), ("chunked", 200, False), ("swap", 200, False),
+    ("feedback", 200, False),
+])  # fmt: skip
+def test_columns_alone_give_the_same_gaps_where_all_decode_together(policy, blocks, together, tmp_path, monkeypatch):
+    found, tables = [], run(policy, blocks, tmp_path, "run", max_chained_steps=3)
+    whole = looking.gaps_together
+
+    def noted(*told):
+        found.append(whole(*told))
+        return found[-1]
+
+    monkeypatch.setattr(looking, "gaps_together", noted)
+    picture = longest_gaps(tables, 200)[1]
+    assert (found[0] is not None) == together
+    monkeypatch.setattr(looking, "gaps_together", lambda *_: None)
+    np.testing.assert_array_equal(picture, longest_gaps(tables, 200)[1])
 
 
 @pytest.mark.parametrize("policy", ["chunked", "decode_priority"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,14 +15,18 @@ import schedlab
 from schedlab import engines
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.checks import check_arguments, fits
-from schedlab.experiments.run.offered import OUTPUTS, WORKLOAD, Counted, read_outputs
+from schedlab.experiments.run.offered import OUTPUTS, Counted, read_outputs
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.policy import Policy
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
+from schedlab.policies.slo_aware import SLOAware
+from schedlab.testing import check
 from schedlab.workloads.arrivals import Poisson
 from schedlab.workloads.lengths import Fixed
 from schedlab.workloads.populations import CommonWork
@@ -31,6 +36,36 @@ from schedlab.workloads.workload import Recorded
 
 def sample(requests: int = 30) -> Recorded:
     return Recorded(path="embedded:sample.jsonl.gz", format="mooncake", block_size=16, max_requests=requests)
+
+
+class ForgotItsBase:
+    def schedule(self, step):
+        step.grant_decodes()
+
+
+class WithoutSchedule(Policy):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("fcfs", "found the text 'fcfs'"),
+        (FCFS, "found the class FCFS: make one, FCFS()"),
+        (ForgotItsBase(), "ForgotItsBase is not derived from schedlab.Policy"),
+        (WithoutSchedule(), "WithoutSchedule has no method schedule"),
+    ],
+)
+def test_what_is_no_policy_is_refused_at_once(policy, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        schedlab.run(policy, sample(), engines.virtual("llama3.1-8b", "h100"))
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check(lambda: policy, seconds=0.1)
+
+
+def test_slo_aware_says_that_it_needs_an_estimator():
+    with pytest.raises(ValueError, match="needs an estimator"):
+        SLOAware()
 
 
 def test_a_run_needs_three_objects():
@@ -55,7 +90,7 @@ def test_a_setup_can_run_again():
 
 def test_a_run_can_be_repeated_from_its_own_folder(tmp_path):
     first = schedlab.run(FCFS(), sample(), engines.stub(num_blocks=100), out=tmp_path)
-    again = Recorded(path=str(tmp_path / WORKLOAD), name="again")
+    again = Recorded(path=str(tmp_path), name="again")
     assert schedlab.run(FCFS(), again, engines.stub(num_blocks=100)).digest == first.digest
 
 
@@ -65,7 +100,7 @@ def test_tokens_are_kept_where_there_are_any(tmp_path):
     lengths = dict(zip(result.requests["request_id"], result.requests["output_tokens"].tolist(), strict=True))
     assert {request_id: len(tokens) for request_id, tokens in outputs.items()} == lengths
     schedlab.run(FCFS(), sample(), engines.virtual("llama3.1-8b", "h100"), out=tmp_path / "virtual")
-    assert not (tmp_path / "virtual" / OUTPUTS).exists()
+    assert not packed.find(tmp_path / "virtual", OUTPUTS).exists()
     assert dict(read_outputs(tmp_path / "virtual")) == {}
 
 

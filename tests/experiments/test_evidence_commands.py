@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from schedlab.framework.results import packed
+
 SHORT = ("plots=false", "progress=false", "workload.max_requests=12")
 QUICK = ("run", "wandb.mode=disabled", "hydra.run.dir=here", *SHORT)
 MODELLED = ("engine=virtual", "model=llama3.1-8b")
@@ -54,9 +56,10 @@ def test_logs_of_another_version_are_named(schedlab, workspace):
     import gzip
 
     assert schedlab(*QUICK, "engine=stub").code == 0
-    path = workspace / "here/decisions.jsonl.gz"
-    lines = gzip.decompress(path.read_bytes()).replace(b'"starts":', b'"begins":')
-    path.write_bytes(gzip.compress(lines))
+    path = packed.find(workspace / "here", "decisions.jsonl")
+    lines = gzip.compress(b"".join(packed.unpacked(path)).replace(b'"starts":', b'"begins":'))
+    path.unlink()
+    (workspace / "here/decisions.jsonl.gz").write_bytes(lines)
     done = schedlab("explain", "here")
     assert done.code == 2 and "decisions.jsonl.gz: rows have no 'starts'; another version" in done.err
 

@@ -51,6 +51,13 @@ def test_the_table_tells_place_interval_and_what_was_left_out():
     assert "No policy met the SLO: bursts, above, strict." in text and "bad failed in 2 cells: it broke" in text
 
 
+def test_the_table_names_predictor_and_slo():
+    cells, seeds = leaderboard.cells()
+    text = leaderboard.markdown([entry("sjf", cell, 1.0) for cell in cells], seeds)
+    assert "predictor noisy (sigma=0.5, seed=0)" in text
+    assert "SLO default: TTFT ≤ 1000 ms, TPOT ≤ 100 ms; mlperf_interactive: TTFT ≤ 450 ms, TPOT ≤ 40 ms." in text
+
+
 def test_who_cannot_be_told_apart_shares_a_place():
     rng = np.random.default_rng(3)
     noise = rng.normal(0, 0.01, (3, 5))
@@ -88,7 +95,7 @@ def loader(workspace):
 
 
 def test_every_installed_policy_takes_part(loader):
-    shipped = {path.stem for path in (ROOT / "conf/policy").glob("*.yaml")} - {"custom"}
+    shipped = {path.stem for path in (ROOT / "conf/policy").glob("*.yaml")} - {"custom", "vllm"}
     assert set(leaderboard.installed_policies(loader)) == shipped and "fcfs" in shipped
 
 

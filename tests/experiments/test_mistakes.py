@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,27 @@ def test_another_policy_is_told_the_times_of_the_run_s_own_model(schedlab):
     assert second["overrides"] == {k: v for k, v in first["overrides"].items() if not k.startswith("policy")}
     assert read_run(Path("b")).summary["requests/offered"] == 12
     assert "variant" not in schedlab("compare", "a", "b").err
+
+
+def test_a_broken_file_in_the_user_s_folder_is_named_and_hides_no_other(schedlab, workspace):
+    folder = workspace / "conf" / "policy"
+    folder.mkdir(parents=True)
+    (folder / "broken.yaml").write_text("_target_: mine.Mine\nchunk: [1\n  b: {\n")
+    (folder / "fine.yaml").write_text("_target_: mine.Mine\n")
+    done = schedlab("policy", "list")
+    assert done.code == 0 and "mine.Mine" in done.out and "cannot be read" in done.out and "fcfs" in done.out
+    assert "broken.yaml" in done.err and "line 3" in done.err and done.err.count("\n") == 1
+    done = schedlab("run", "engine=stub", "policy=broken")
+    assert done.code == 2 and f"{folder / 'broken.yaml'}: line 3" in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("charset", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_no_character_set_fails_a_run(workspace, charset):
+    """Signs that a terminal lacks are replaced; files have them all."""
+    words = ("run", "-m", "engine=stub", "policy=fcfs,orca", "hydra.sweep.dir=s", "hydra/launcher=pool",
+             "workload.max_requests=4", "wandb.mode=disabled", "progress=false", "plots=false")  # fmt: skip
+    env = {**os.environ, "PYTHONCOERCECLOCALE": "0", **charset}
+    for command in (words, ("compare", "s")):
+        done = subprocess.run([sys.executable, "-m", "schedlab", *command], env=env, capture_output=True)
+        assert done.returncode == 0 and b"TTFT ? 1000" in done.stdout, done.stderr
+    assert "TTFT ≤ 1000" in (workspace / "s" / "comparison.md").read_text(encoding="utf-8")

@@ -161,7 +161,7 @@ def test_processes_end_with_their_caller(workspace, end, code):
         text=True,
         preexec_fn=takes_ctrl_c,
     )
-    wait_for(lambda: len(list(Path("cut").glob("*/steps.jsonl.gz.partial"))) == 2)
+    wait_for(lambda: len(list(Path("cut").glob("*/steps.jsonl.*.partial"))) == 2)
     workers = processes_below(process.pid)
     assert len(workers) >= 2
     process.send_signal(end)
@@ -195,6 +195,34 @@ def test_what_goes_wrong_is_an_outcome():
     ends = dict(pool.run_all(Echo(), ["raise", "die", "die", 1, 2], 2))
     assert isinstance(ends[0].error, ValueError) and ends[3].value and ends[4].value
     assert isinstance(ends[1].error, pool.WorkerLost) and "code 3" in str(ends[2].error)
+
+
+def test_a_folder_may_be_named_by_what_hydra_knows(schedlab):
+    subdir = "hydra.sweep.subdir=r${hydra.job.num}_${hydra.runtime.choices.policy}_${hydra.job.name}_${seed}"
+    assert schedlab("run", "-m", *QUICK, *POOL, "policy=fcfs,orca", subdir, "hydra.sweep.dir=s").code == 0
+    assert sorted(path.parent.name for path in Path("s").glob("*/result.json")) == [
+        "r0_fcfs_schedlab_0", "r1_orca_schedlab_0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", [(), POOL], ids=["basic", "pool"])
+def test_jobs_of_one_folder_get_one_each(schedlab, launcher):
+    words = ("run", "-m", *QUICK, *launcher, "policy=fcfs,orca", "hydra.sweep.subdir=all", "hydra.sweep.dir=s")
+    for _ in range(1 if launcher else 2):  # a second sweep in the same folder replaces the first one's runs
+        done = schedlab(*words)
+        assert done.code == 0, done.err
+        runs = [read_run(path.parent) for path in Path("s").glob("*/result.json")]
+        assert sorted(run.manifest["labels"]["policy"] for run in runs) == ["fcfs", "orca"]
+    assert {path.name for path in Path("s/all/.hydra").iterdir()} == {"config.yaml", "hydra.yaml", "overrides.yaml"}
+    kept = OmegaConf.load("s/all/.hydra/config.yaml")
+    assert kept.engine.block_size == 16 and kept.policy._target_.startswith("schedlab.policies")
+
+
+@pytest.mark.parametrize("launcher", [(), POOL], ids=["basic", "pool"])
+def test_paths_stay_those_of_the_command_s_folder(schedlab, launcher):
+    words = ("run", "-m", *QUICK, *launcher, "policy=fcfs", "hydra.job.chdir=true", "hydra.sweep.dir=s")
+    done = schedlab(*words)
+    assert done.code and "error: hydra.job.chdir: expected false" in done.err, done.err
 
 
 def test_no_processes_are_a_mistake(schedlab):

@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from schedlab.experiments.bench import stall_picture
 from schedlab.experiments.run import compose
-from schedlab.experiments.studies import leaderboard, reproduce, reproduce_report
+from schedlab.experiments.studies import leaderboard, reproduce, reproduce_result
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.workload import Recorded
@@ -82,15 +82,15 @@ def test_a_row_of_the_literature_is_as_printed(name):
     page = (ROOT / "experiments/bench/results/reproductions.md").read_text()
     facts = compose.resolve(compose.compose([f"experiment={name}"]))["reproduction"]
     label, point, words = next(reproduce.planned(facts))
-    run = reproduce.Run(label, point, words, reproduce.run_words(name, words))
-    assert reproduce_report.row(run, reproduce_report.SHOWN[name]) in page.split(f"## {facts['title']}")[1]
+    run = reproduce_result.Run(label, point, words, reproduce.run_words(name, words))
+    assert reproduce_result.row(run, reproduce_result.SHOWN[name]) in page.split(f"## {facts['title']}")[1]
 
 
 @pytest.mark.full
 def test_the_page_of_the_literature_is_as_printed():
     page = (ROOT / "experiments/bench/results/reproductions.md").read_text()
     done = [reproduce.reproduce_one(name) for name in reproduce.NAMES]
-    assert reproduce_report.markdown(done, "reproductions.png") == page
+    assert reproduce_result.markdown(done, "reproductions.png") == page
 
 
 @pytest.mark.parametrize("pattern", MEASURED)

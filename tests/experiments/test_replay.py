@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 import schedlab
 from schedlab.experiments.analysis import replay as replaying
-from schedlab.experiments.analysis.diff import Walk, batches, changes, difference, parting
-from schedlab.experiments.analysis.replay import PastRun
+from schedlab.experiments.analysis.decisions import batches, parting
+from schedlab.experiments.analysis.diff import Walk, changes, difference
+from schedlab.experiments.analysis.past_run import PastRun
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.fcfs import FCFS
@@ -61,6 +63,28 @@ def test_a_run_decides_the_same_from_its_own_folder(schedlab, workspace, engine,
     assert preempted
 
 
+def test_chains_of_a_measured_run_are_decided_again(schedlab, workspace):
+    """A row a chain, a stamp a row: replay and diff need no cost model."""
+    words = ("engine=cpu", "model=tiny", "workload=closed_loop", "workload.num_requests=12", "workload.users=3",
+             "engine.max_chained_steps=2", "plots=false", "progress=false", "wandb.mode=disabled")  # fmt: skip
+    for name, policy in (("a", "fcfs"), ("b", "chunked_prefill")):
+        done = schedlab("run", f"policy={policy}", *words, f"hydra.run.dir={name}")
+        assert done.code == 0, done.err
+    assert read_run(workspace / "a").steps["repeat"].max() == 2
+    done = schedlab("replay", "a")
+    assert done.code == 0 and "the same decisions" in done.out, done.out + done.err
+    done = schedlab("diff", "a", "b")
+    assert done.code == 0, done.out + done.err
+
+
+@pytest.mark.parametrize("chained", [2, 5])
+def test_chains_of_a_modelled_run_from_python_are_decided_again(chained, tmp_path):
+    engine = schedlab.engines.virtual("llama3.1-8b", "h100", num_blocks=700, max_chained_steps=chained)
+    schedlab.run(ChunkedPrefill(), CommonWork(num_requests=20), engine, out=tmp_path)
+    assert (read_run(tmp_path).steps["repeat"] > chained).any()
+    assert replaying.replay(tmp_path).equal
+
+
 def test_a_run_needs_nothing_but_its_folder(schedlab, workspace):
     """Neither the trace nor the place where it ran."""
     trace = workspace / "trace.csv"
@@ -92,10 +116,11 @@ def test_a_run_from_python_is_decided_again(pair):
 
 
 def test_other_requests_give_other_decisions(pair, schedlab):
-    path = pair[0] / "workload.jsonl.gz"
-    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    path = packed.find(pair[0], "workload.jsonl")
+    rows = [json.loads(line) for line in packed.opened(path)]
     rows[7]["prompt_tokens"] += 1
-    with gzip.open(path, "wt") as file:
+    path.unlink()
+    with gzip.open(pair[0] / "workload.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     done = replaying.replay(pair[0])
     assert not done.equal and done.first is not None
@@ -125,7 +150,7 @@ def test_what_cannot_be_executed_again_is_told(pair, tmp_path):
         replaying.replay(tmp_path)
     with pytest.raises(ConfigError, match="run from Python"):
         replaying.counterfactual(pair[0], FCFS(), tmp_path / "c")
-    (pair[0] / "workload.jsonl.gz").unlink()
+    (packed.find(pair[0], "workload.jsonl")).unlink()
     with pytest.raises(ConfigError, match="executed again from what it was offered"):
         replaying.replay(pair[0])
 

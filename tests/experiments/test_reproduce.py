@@ -7,8 +7,9 @@ from omegaconf import OmegaConf
 
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.job import experiment_of, settings_of
-from schedlab.experiments.studies import reproduce, reproduce_report
-from schedlab.experiments.studies.reproduce import NAMES, Reproduction, Run, planned
+from schedlab.experiments.studies import reproduce, reproduce_result
+from schedlab.experiments.studies.reproduce import NAMES, planned
+from schedlab.experiments.studies.reproduce_result import Reproduction, Run
 
 
 def facts_of(name):
@@ -44,7 +45,7 @@ def capacity_under(gaps, queues):
         for rate, gap, queue in zip(rates, gaps, queues, strict=True)
     ]
     facts = {"variants": {"it": []}, "sweep": {"rate": rates}, "limits": {"queue": 2.0}}
-    return reproduce_report.capacity(Reproduction("x", facts, tuple(runs)), "it", 0.1)
+    return reproduce_result.capacity(Reproduction("x", facts, tuple(runs)), "it", 0.1)
 
 
 @pytest.mark.parametrize(

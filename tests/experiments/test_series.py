@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import schedlab
+from schedlab import engines
 from schedlab.experiments.analysis import plots, series
 from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.request import NS
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+from schedlab.policies.fcfs import FCFS
+from schedlab.policies.prefix_reuse import PrefixReuse
+from schedlab.workloads.arrivals import Poisson
+from schedlab.workloads.lengths import Uniform
+from schedlab.workloads.populations import Synthetic
+from schedlab.workloads.prefixes import SystemPrompts
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +73,27 @@ def test_an_empty_run_has_no_curves(tmp_path):
     assert series.over_time(made_up.run(tmp_path, requests=0), 10) == {}
 
 
-def test_pressure_counts_queues_and_splits(tmp_path):
-    """Each made-up request is granted its whole prompt at once, with two waiting."""
-    tables = made_up.run(tmp_path, requests=5)
-    assert pressure(tables) == {"pressure/queue": 1.0, "pressure/split_prompts": 0}
-    tables.decisions["grants"][6] = [["r3", 5]]
-    assert pressure(tables)["pressure/split_prompts"] == 1
+def by_grants(run) -> int:
+    """Requests whose first grant is short of what the prefix cache left of their prompts."""
+    first = {}
+    for grants in run.decisions["grants"]:
+        for name, tokens in grants:
+            first.setdefault(name, tokens)
+    columns = (run.requests[name] for name in ("request_id", "prompt_tokens", "cached_tokens"))
+    return sum(
+        first.get(name, np.inf) < prompt - np.nan_to_num(cached) for name, prompt, cached in zip(*columns, strict=True)
+    )
+
+
+@pytest.mark.parametrize("policy", [FCFS(), ChunkedPrefill(chunk_size=64), PrefixReuse(chunk_size=256)])
+@pytest.mark.parametrize("rate", [4.0, 400.0])
+def test_prompts_are_split_where_a_first_grant_is_short(policy, rate):
+    drawn = {"lengths": Uniform((16, 900), (1, 40)), "prefixes": SystemPrompts(count=3, tokens=(64, 256))}
+    work = Synthetic(name="mixed", arrivals=Poisson(rate), num_requests=60, **drawn)
+    limits = {"num_blocks": 160, "max_num_seqs": 12, "max_num_batched_tokens": 512, "max_model_len": 2048}
+    run = schedlab.run(policy, work, engines.virtual("llama3.1-8b", "h100", **limits))
+    assert pressure(run)["pressure/split_prompts"] == by_grants(run)
+    assert pressure(run)["pressure/queue"] == (np.repeat(run.steps["waiting"], run.steps["repeat"]) > 0).mean()
 
 
 def test_pictures_have_units_and_survive_any_number_of_runs(tables, tmp_path):

@@ -10,9 +10,18 @@ import made_up
 import pytest
 
 from schedlab.experiments.analysis.agreement import agreement, first_difference
-from schedlab.experiments.analysis.table import FIGURES, UNKNOWN, Comparison
+from schedlab.experiments.analysis.table import (
+    FIGURES,
+    UNKNOWN,
+    Comparison,
+    Run,
+    chain_notes,
+    predictor_line,
+    predictor_notes,
+)
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.metrics import SUMMARY_KEYS
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import RunWriter
 
 LIMITS = {"max_num_batched_tokens": 2048, "max_num_seqs": 8, "num_blocks": 64, "block_size": 16, "max_model_len": 512}
@@ -160,6 +169,26 @@ def test_agreement_counts_what_both_have():
 )
 def test_first_difference(a, b, place):
     assert first_difference(a, b) == first_difference(b, a) == place
+
+
+def test_predictors_are_named_with_their_knobs(tmp_path):
+    node = {"_target_": "schedlab.framework.predictors.NoisyPredictor", "sigma": 0.5, "seed": 0}
+    manifests = [
+        {}, {"config": {"predictor": node}, "labels": {"predictor": "noisy"}},
+        {"predictor": {"class": "mine.Guess", "knobs": {"tokens": 7}}, "config": {"predictor": None}},
+    ]  # fmt: skip
+    assert [*map(predictor_line, manifests)] == ["none", "noisy (sigma=0.5, seed=0)", "Guess (tokens=7)"]
+    runs = [Run(tmp_path, RunTables("finished", {}, None, {}, dict, manifest)) for manifest in manifests]
+    assert predictor_notes(runs[:1]) == ["predictor: none"]
+    assert predictor_notes(runs[:2]) == ["predictors differ: none or noisy (sigma=0.5, seed=0)"]
+
+
+def test_chained_steps_are_explained(tmp_path):
+    runs = [
+        Run(tmp_path, RunTables("finished", {}, None, {}, dict, {"engine": {"max_chained_steps": steps}}))
+        for steps in (1, 8)
+    ]
+    assert chain_notes(runs[:1]) == [] and "bunches of up to 8" in chain_notes(runs)[0]
 
 
 def test_markdown_and_json_hold_the_same(tmp_path):

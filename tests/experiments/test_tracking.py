@@ -22,7 +22,10 @@ from wandb_server import wandb_server
 
 from schedlab.experiments.run import tracking
 from schedlab.experiments.run.tracking import NoTracker, WandbConfig, start_tracker
+from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run
+
+LOGS = ("requests", "steps", "workload")
 
 KEY = "a" * 40
 NOWHERE = "http://127.0.0.1:9"
@@ -113,7 +116,7 @@ def test_the_files_are_an_artifact_that_can_be_moved(sweep, tmp_path, home):
         command = [sys.executable, "-m", "wandb", "sync", *(str(r.relative_to(moved)) for r in runs_below(moved))]
         subprocess.run(command, cwd=moved, env=environment, capture_output=True, timeout=HANGS_S, check=True)
     sent = server.uploads
-    for name in ("result.json", "manifest.json", "requests.jsonl.gz", "steps.jsonl.gz", "workload.jsonl.gz"):
+    for name in ("result.json", "manifest.json", *(f"{log}.jsonl{packed.codec().suffix}" for log in LOGS)):
         assert sent[name] == (moved / name).read_bytes()
     table, requests = json.loads(sent["requests.table.json"]), read_run(moved).requests
     assert table["nrows"] == len(table["data"]) == 12

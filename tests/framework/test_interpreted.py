@@ -1,4 +1,4 @@
-"""Where the core is compiled: the tests that replace parts of it, run once more where the same files are interpreted."""
+"""Where the core is compiled: the tests that replace parts of it, run where the same files are interpreted."""
 
 import os
 import subprocess

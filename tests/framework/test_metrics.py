@@ -137,6 +137,23 @@ def test_without_any_class_attainment_is_unknown() -> None:
     assert summary["slo/attainment"] is None and summary["goodput/requests_per_s"] is None
 
 
+def test_who_has_no_limit_is_told_apart_from_who_meets_one() -> None:
+    """One in two of those with a limit meets it, and whoever has none does not make that two in three."""
+    strict, free = SLO("strict", ttft_s=0.05), SLO("free")
+    generous = SLO("generous", ttft_s=1.0)
+    summary = run(ended("a", slo=strict), ended("b", slo=generous), ended("c", slo=free)).summary
+    assert summary["slo/attainment"] == pytest.approx(2 / 3) and summary["slo/attainment_limited"] == 0.5
+    assert run(ended("a", slo=strict), ended("b", slo=generous)).summary["slo/attainment_limited"] is None
+    assert run(ended("a", slo=generous), ended("b", slo=free), backlog_end=1).summary["slo/attainment_limited"] == 0.5
+
+
+def test_where_nobody_is_served_goodput_is_nought() -> None:
+    nothing: dict[str, Any] = {"scheduled": None, "first": None, "output": 0, "cached": None}
+    tables = run(ended(status="rejected", **nothing), slo=INTERACTIVE)
+    assert tables.summary["goodput/requests_per_s"] == tables.summary["slo/attainment"] == 0.0
+    assert tables.vllm_bench is not None and tables.vllm_bench["request_goodput"] == 0.0
+
+
 def test_two_classes_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two SLO classes are named a"):
         run(ended("a", slo=SLO("a", ttft_s=1)), ended("b", slo=SLO("a", ttft_s=2)))
@@ -256,6 +273,13 @@ def test_vllm_names() -> None:
     for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
         for statistic, word in (("mean", "mean"), ("p50", "median"), ("p90", "p90"), ("p99", "p99")):
             assert bench[f"{word}_{theirs}_ms"] == pytest.approx(tables.summary[f"{ours}/{statistic}"] * 1e3)
+    withdrawn = ended("c", first=100, last=200, status="aborted", output=2)
+    bench = run(ended(output=4), withdrawn, gaps={25: 3}).vllm_bench
+    assert bench is not None and bench["completed"] == 1 and bench["total_output_tokens"] == 4
+    assert bench["output_throughput"] * bench["duration"] == pytest.approx(bench["total_output_tokens"])
+    tokens = bench["total_output_tokens"] + bench["total_input_tokens"]
+    assert bench["total_token_throughput"] * bench["duration"] == pytest.approx(tokens)
+    assert "aborted ones that had a first token" in bench["definitions"]["ttft"]
     empty = run().vllm_bench
     assert empty is not None and empty["mean_ttft_ms"] is None and empty["request_goodput"] is None
     json.dumps(empty, allow_nan=False)

@@ -11,8 +11,9 @@ from four import ALL
 from scripted import interpreted_only
 
 from schedlab.framework.columns import Columns
+from schedlab.framework.eviction import CachedSpan
 from schedlab.framework.ledger import Ledger
-from schedlab.framework.prefix_cache import CachedSpan, PrefixCache
+from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.testing.chaos import Chaos
 from schedlab.framework.testing.harness import Spec, check_streams, run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import hashlib
 import io
 import json
@@ -16,7 +15,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from hypothesis import strategies as st
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO, EngineRequest
+from schedlab.framework.results import packed
 from schedlab.framework.results.digest import digest_of
 from schedlab.framework.results.metrics import SUMMARY_KEYS, Measurement
 from schedlab.framework.results.reader import read_run
@@ -111,7 +111,7 @@ def same(one: RunTables, other: RunTables) -> None:
 
 
 def json_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return [json.loads(line) for line in packed.opened(path)]
 
 
 def test_rows_have_the_columns_of_their_tables() -> None:
@@ -253,9 +253,9 @@ def test_rows_are_plain_json_lines_in_schema_order(tmp_path: Path) -> None:
     fill(writer, 12)
     writer.close(backlog_end=0, counters={})
     for table, schema in SCHEMAS.items():
-        rows = json_rows(tmp_path / f"{table}.jsonl.gz")
+        rows = json_rows(packed.find(tmp_path, f"{table}.jsonl"))
         assert rows and all(list(row) == list(schema) for row in rows)
-    row = json_rows(tmp_path / "requests.jsonl.gz")[9]
+    row = json_rows(packed.find(tmp_path, "requests.jsonl"))[9]
     assert row["reason"] == AWKWARD and row["session"] is None and row["slo"] == "default"
     assert row["first_token_s"] is None and row["max_tokens"] is None and row["arrival_s"] == 0.009000027
 
@@ -341,16 +341,16 @@ def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_open(tmp_path: Pat
 
     before = threading.active_count()
     with pytest.raises(type(own) if own else OSError), RunWriter(tmp_path, MEASUREMENT) as writer:
-        log = writer._logs[table]
-        log._file.close()
-        log._file = Full()  # type: ignore[assignment]
+        text = writer._logs[table]._text
+        text._file.close()
+        text._file = Full()  # type: ignore[assignment]
         fill(writer, 5)  # buffered still
         if own is not None:
             raise own
         writer.close(backlog_end=0, counters={})
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "failed" and (str(own) if own else "No space left") in result["error"]
-    assert threading.active_count() == before and all(log._file.closed for log in writer._logs.values())
+    assert threading.active_count() == before and all(log._text.closed for log in writer._logs.values())
 
 
 def test_counting_the_gaps_of_long_jumps_takes_little_memory(tmp_path: Path) -> None:
@@ -367,7 +367,55 @@ def test_counting_the_gaps_of_long_jumps_takes_little_memory(tmp_path: Path) -> 
     assert peak < 50_000_000
 
 
-def test_a_log_torn_anywhere_gives_its_whole_rows(tmp_path: Path) -> None:
+@pytest.fixture(params=packed.CODECS, ids=lambda codec: codec.name)
+def codec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> packed.Codec:
+    """Each compression in turn, as that of new files."""
+    if request.param is packed.ZSTD:
+        pytest.importorskip("zstandard")
+    monkeypatch.setattr(packed, "codec", lambda: request.param)
+    return cast(packed.Codec, request.param)
+
+
+def test_a_run_that_is_repeated_elsewhere_leaves_one_log_of_each_table(tmp_path: Path, codec: packed.Codec) -> None:
+    for other in packed.CODECS:
+        for table in SCHEMAS:
+            (tmp_path / f"{table}.jsonl{other.suffix}").write_bytes(b"of an earlier run")
+            (tmp_path / f"{table}.jsonl{other.suffix}.partial").write_bytes(b"of an earlier run")
+    writer = RunWriter(tmp_path, MEASUREMENT)
+    fill(writer)
+    tables = writer.close(backlog_end=0, counters={})
+    assert {path.name for path in tmp_path.glob("*.jsonl*")} == {f"{table}.jsonl{codec.suffix}" for table in SCHEMAS}
+    same(tables, read_run(tmp_path))
+
+
+def test_two_logs_of_one_table_are_an_error(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, MEASUREMENT)
+    fill(writer)
+    writer.close(backlog_end=0, counters={})
+    for each in packed.CODECS:
+        (tmp_path / f"steps.jsonl{each.suffix}").touch()
+    with pytest.raises(ConfigError, match=r"expected one of steps\.jsonl\.zst and steps\.jsonl\.gz, found both"):
+        _ = read_run(tmp_path).steps
+
+
+def test_files_of_several_streams_are_read_and_torn_ones_to_their_end(tmp_path: Path, codec: packed.Codec) -> None:
+    pieces = []
+    for text in ("one\n", "two\n" * 50_000, ""):
+        stream = codec.compressor()
+        pieces.append(stream.compress(text.encode()) + stream.flush(codec.finish))
+    path = tmp_path / f"text{codec.suffix}"
+    path.write_bytes(b"".join(pieces))
+    with packed.opened(path) as file:
+        assert file.read() == "one\n" + "two\n" * 50_000
+    for broken in (pieces[0] + pieces[1][:-3], pieces[0] + b"rubbish", b"", pieces[0][:2]):
+        path.write_bytes(broken)
+        found = []
+        with pytest.raises(EOFError):
+            found += iter(packed.unpacked(path))
+        assert b"".join(found).startswith(b"one\n") or len(broken) < 3
+
+
+def test_a_log_torn_anywhere_gives_its_whole_rows(tmp_path: Path, codec: packed.Codec) -> None:
     writer = RunWriter(tmp_path, MEASUREMENT)
     fill(writer, 40)
     writer.flush()
@@ -375,7 +423,7 @@ def test_a_log_torn_anywhere_gives_its_whole_rows(tmp_path: Path) -> None:
     writer.fail("out of luck")
     whole = read_run(tmp_path)
     assert whole.status == "failed" and whole.result["error"] == "out of luck" and len(whole.steps["index"]) == 80
-    path = tmp_path / "steps.jsonl.gz.partial"
+    path = tmp_path / f"steps.jsonl{codec.suffix}.partial"
     data = path.read_bytes()
     lengths = []
     for cut in range(0, len(data), 37):
@@ -386,11 +434,11 @@ def test_a_log_torn_anywhere_gives_its_whole_rows(tmp_path: Path) -> None:
     assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] >= 40
 
 
-def test_a_damaged_log_of_a_finished_run_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_log_of_a_finished_run_is_an_error(tmp_path: Path, codec: packed.Codec) -> None:
     writer = RunWriter(tmp_path, MEASUREMENT)
     fill(writer)
     writer.close(backlog_end=0, counters={})
-    path = tmp_path / "steps.jsonl.gz"
+    path = tmp_path / f"steps.jsonl{codec.suffix}"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="ends early"):
         _ = read_run(tmp_path).steps

@@ -8,8 +8,8 @@ import torch
 from checkpoints import VARIANTS, assert_same_stream, double, greedy, reference, reference_logits, save
 from paged import Pages
 
-from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.model.hf import read_config
 
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -27,7 +27,7 @@ def directory(tmp_path_factory):
 
 
 def executor(path, dtype="float32"):
-    return ModelExecutor(ModelConfig.from_hf(path), path=path, dtype=dtype)
+    return ModelExecutor(read_config(path), path=path, dtype=dtype)
 
 
 def prompt(length, seed=0):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from paged import Pages
 from test_torch_backend import TOLERANCE, WINDOWS, cases, relative_error
 
-from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
+from schedlab.framework.model.hf import read_config
 from schedlab.kernels import reference, torch_invariant
 
 
@@ -20,7 +20,7 @@ def prompt(length, seed):
 
 
 def executor(path, dtype="float32", threads=1):
-    return ModelExecutor(ModelConfig.from_hf(path), path=path, dtype=dtype, num_threads=threads, batch_invariant=True)
+    return ModelExecutor(read_config(path), path=path, dtype=dtype, num_threads=threads, batch_invariant=True)
 
 
 def logits_along(pages, tokens, grants, companions=0):
@@ -74,7 +74,7 @@ def test_bits_do_not_depend_on_batch_or_chunking_with_two_threads(tmp_path):
 
 def test_the_ordinary_kernels_do_not_promise_it(tmp_path):
     """If they kept the bits too, the tests above would show nothing."""
-    config = ModelConfig.from_hf(save("llama", tmp_path))
+    config = read_config(save("llama", tmp_path))
     with pytest.raises(AssertionError):
         assert_same_bits(Pages(ModelExecutor(config, path=tmp_path), num_blocks=128))
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from schedlab.framework.errors import ModelError
 from schedlab.framework.model.config import SCALINGS, ModelConfig, RopeScaling
-from schedlab.framework.model.hf import FAMILIES
+from schedlab.framework.model.hf import FAMILIES, read_config
 from schedlab.framework.model.rope import rope_tables
 from schedlab.framework.model.weights import random_weights, tensor_shapes
 
@@ -56,7 +56,7 @@ def test_shapes_need_no_torch():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_checkpoint_says_its_shape(variant, tmp_path):
-    config = ModelConfig.from_hf(save(variant, tmp_path))
+    config = read_config(save(variant, tmp_path))
     model = reference(variant)
     assert config.num_parameters() == model.num_parameters()
     assert dict(tensor_shapes(config)) == {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -86,7 +86,7 @@ def test_older_config_files(tmp_path):
         tmp_path, rope_theta=5e5, rope_scaling={**scaling, "rope_type": "llama3"}, torch_dtype="bfloat16",
         num_key_value_heads="absent", head_dim="absent", pad_token_id="absent",
     )  # fmt: skip
-    config = ModelConfig.from_hf(tmp_path)
+    config = read_config(tmp_path)
     assert config.rope_theta == 5e5 and config.rope_scaling == RopeScaling(**scaling)
     assert config.dtype == "bfloat16" and config.eos_token_ids == (2, 7)
     assert config.num_key_value_heads == 6 and config.head_dim == 8
@@ -120,7 +120,7 @@ def test_older_config_files(tmp_path):
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_in_one_line(changes, said, tmp_path):
     with pytest.raises(ModelError) as error:
-        ModelConfig.from_hf(write(tmp_path, **changes))
+        read_config(write(tmp_path, **changes))
     assert said in str(error.value) and "config.json" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -171,7 +171,7 @@ def test_absent_keys_mean_what_transformers_takes_them_for(family, rope, data):
         assume(False)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(said))
-        ours = ModelConfig.from_hf(folder)
+        ours = read_config(folder)
     assert ours.num_key_value_heads == heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
@@ -196,7 +196,7 @@ def test_an_unreadable_config_file(content, tmp_path):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match=r"config\.json: expected"):
-        ModelConfig.from_hf(tmp_path)
+        read_config(tmp_path)
 
 
 def test_preset_keys_are_checked():

@@ -19,9 +19,9 @@ from torch.nn import functional
 from schedlab.experiments.bench.quantisation import TEXT
 from schedlab.framework.errors import ConfigError, ModelError
 from schedlab.framework.model import linear
-from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.files import model_directory
+from schedlab.framework.model.hf import read_config
 from schedlab.framework.model.tokenizer import Tokenizer
 from schedlab.kernels import native_library, reference, torch_backend
 from schedlab.kernels.quantised import quantise
@@ -230,7 +230,7 @@ def prompt(length, seed=0):
 
 
 def executor(path, **options):
-    return ModelExecutor(ModelConfig.from_hf(path), path=path, **options)
+    return ModelExecutor(read_config(path), path=path, **options)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -305,7 +305,7 @@ def test_bfloat16_stays_near_float32(native, tmp_path, rounding_products, monkey
     if rounding_products:
         multiply_in_16_bits(monkeypatch)
     path = save("llama", tmp_path, torch.bfloat16)
-    layers = ModelConfig.from_hf(path).num_hidden_layers
+    layers = read_config(path).num_hidden_layers
     roundings = layers * (2 + 8) + 2 if linear.multiplies(torch.bfloat16) else layers * 2
     errors = torch.tensor(errors_along(path, prompt(96, 5)))
     assert errors.square().mean().sqrt() <= GROWTH * ROUNDING["bfloat16"] * math.sqrt(roundings)

@@ -8,12 +8,12 @@ from checkpoints import save
 from safetensors.torch import load_file, save_file
 
 from schedlab.framework.errors import ModelError
-from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.hf import read_config
 from schedlab.framework.model.weights import load_weights
 
 
 def load(directory):
-    return load_weights(ModelConfig.from_hf(directory), directory, torch.float32)
+    return load_weights(read_config(directory), directory, torch.float32)
 
 
 def rewrite(directory, change):

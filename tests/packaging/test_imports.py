@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 BLOCK = """
@@ -30,10 +33,10 @@ def modules(*folders: str) -> list[str]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            if parts[:2] == ("framework", "testing") or (
+            if parts[:2] in (("framework", "testing"), ("framework", "vllm")) or (
                 parts[:2] == ("framework", "model") and parts[2:] != ("config",)
             ):
-                continue  # the conformance kit needs hypothesis; the model is what torch is for
+                continue  # the conformance kit needs hypothesis; the model is what torch is for; the third needs vLLM
             found.append(".".join(["schedlab", *parts]).removesuffix(".__init__"))
     return found
 
@@ -83,3 +86,19 @@ def test_importing_the_command_line_is_quick(tmp_path):
     slow = (*HEAVY, "wandb", "matplotlib", "hydra", "omegaconf", "numpy")
     done = run(slow, "sys.argv = ['schedlab', '--help']\nfrom schedlab.experiments.cli import main\nmain()", tmp_path)
     assert done.returncode == 0 and "run" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("instead", ["a file", "nothing"])
+def test_a_checkout_without_symbolic_links_says_so(instead, tmp_path):
+    """As `git clone -c core.symlinks=false` and some unpackers leave it."""
+    package = tmp_path / "src" / "schedlab"
+    package.mkdir(parents=True)
+    for module in (ROOT / "src" / "schedlab").glob("*.py"):
+        shutil.copy(module, package)
+    if instead == "a file":
+        (package / "conf").write_text("../../conf")
+    code = f"import sys; sys.path.insert(0, {str(package.parent)!r}); import schedlab.framework"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith(f"ImportError: {package / 'conf'} is no folder"), done.stderr
+    assert f"symbolic link to {tmp_path / 'conf'}" in last and "git clone -c core.symlinks=true" in last

@@ -170,7 +170,7 @@ def test_a_client_s_run_replays_from_its_own_folder(tmp_path, sessions):
     view = ClientView(Stage(jitter_s=0.02), Stage(jitter_s=0.02))
     traffic = Rows(*[(i, 20, 1 + i % 5) for i in range(30)], think_ms=3 if sessions else None)
     first = run(traffic, ScriptedExecutor(2), view, out=tmp_path / "run")
-    again = run(Recorded(path=str(tmp_path / "run" / "workload.jsonl.gz")), ScriptedExecutor(2), None)
+    again = run(Recorded(path=str(tmp_path / "run")), ScriptedExecutor(2), None)
     assert again.digest == first.digest and again.summary == first.summary
     assert again.result["measurement"] == first.result["measurement"]
     order = np.argsort(first.requests["visible_s"], kind="stable")

@@ -1,6 +1,5 @@
 """`schedlab.LLM` on a tiny model: text in and text out against transformers, what ends it, and the consumer's times."""
 
-import gzip
 import json
 
 import numpy as np
@@ -13,6 +12,7 @@ from schedlab import LLM, SamplingParams, engines
 from schedlab.experiments.run.llm import Piece
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.tokenizer import Tokenizer
+from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run
 
 PROMPTS = ["once upon", "the quick brown fox", "naïve 東京", "fox " * 20, "the quick brown dog", "a"]
@@ -223,7 +223,7 @@ def test_a_recorded_stream_is_observed_at_the_client(make, tokenizer, tmp_path):
         run.manifest["workload"]["requests"] == len(PROMPTS) + 1
         and run.manifest["labels"]["policy"] == "ChunkedPrefill"
     )
-    with gzip.open(tmp_path / "run" / "outputs.jsonl.gz", "rt") as file:
+    with packed.opened(packed.find(tmp_path / "run", "outputs.jsonl")) as file:
         outputs = {row["request_id"]: row for row in map(json.loads, file)}
     assert all(outputs[name]["text"] == tokenizer.decode(outputs[name]["token_ids"]) for name in stamps)
 

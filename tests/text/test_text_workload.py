@@ -1,7 +1,7 @@
 """Prompts as a workload, their stored texts, and the commands `generate` and `model fetch`."""
 
-import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from tiny_text import VOCAB, save_tokenizer
 from schedlab import LLM, SamplingParams, engines
 from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.framework.model.tokenizer import Tokenizer
+from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run
 from schedlab.workloads.arrivals import Poisson
 from schedlab.workloads.text import Text, read_prompts
@@ -131,7 +132,7 @@ def test_a_run_of_text(schedlab, write, model_directory, tokenizer):
     )  # fmt: skip
     assert done.code == 0, done.err
     run = read_run("out")
-    with gzip.open("out/outputs.jsonl.gz", "rt") as file:
+    with packed.opened(packed.find(Path("out"), "outputs.jsonl")) as file:
         outputs = {row["request_id"]: row for row in map(json.loads, file)}
     cut = [text.split(stop)[0] for text in texts]
     assert [outputs[name]["text"] for name in ("0", "3")] == [cut[0], cut[2]] and cut[0] != texts[0]
@@ -188,7 +189,7 @@ def test_generate_records_on_request(schedlab, model_directory):
     assert done.code == 0, done.err
     run = read_run("kept")
     assert run.result["measurement"]["observed_at"] == "client" and run.summary["requests/finished"] == 1
-    with gzip.open("kept/outputs.jsonl.gz", "rt") as file:
+    with packed.opened(packed.find(Path("kept"), "outputs.jsonl")) as file:
         assert json.loads(file.read())["text"] + "\n" == done.out
 
 

@@ -114,6 +114,61 @@ OFFERED = lines(
      "content": {"row": 2, "seed": 0}},
 )  # fmt: skip
 
+AGENTIC = lines(
+    {"request_id": "root", "session_id": "s", "input_length": 1024, "output_length": 20, "hash_ids": [1, 2],
+     "timestamp": 0, "branches": ["a", "b"], "prefix_reset": True},
+    {"request_id": "join", "session_id": "s", "input_length": 2048, "output_length": 20, "hash_ids": [1, 2, 5, 6],
+     "wait_for": ["root", "a", "b"], "delay": 0, "tool_wait_ms": 500},
+    {"request_id": "a", "session_id": "s::a", "input_length": 1024, "output_length": 200, "hash_ids": [1, 3],
+     "wait_for": ["root"], "delay": 2, "tool_wait_ms": 3},
+    {"request_id": "b", "session_id": "s::b", "input_length": 1024, "output_length": 10, "hash_ids": [1, 4],
+     "wait_for": ["root"], "delay": 2},
+)  # fmt: skip
+DYNAMO_EVENT = {"schema": "dynamo.request.trace.v1", "event_time_unix_ms": 0, "event_source": "dynamo"}
+DYNAMO = lines(
+    {**DYNAMO_EVENT, "event_type": "request_end", "agent_context": {"session_id": "p"}, "request": {
+        "request_id": "p1", "model": "m", "input_tokens": 128, "output_tokens": 16, "request_received_ms": 1000,
+        "total_time_ms": 100, "replay": {"trace_block_size": 64, "input_length": 128,
+                                         "input_sequence_hashes": [14879255164371896291, 2]}}},
+    {**DYNAMO_EVENT, "event_type": "tool_end", "agent_context": {"session_id": "p"}, "tool": {"tool_class": "web"}},
+    {**DYNAMO_EVENT, "event_type": "request_end",
+     "agent_context": {"session_id": "c", "parent_session_id": "p"}, "request": {
+        "request_id": "c1", "model": "m", "input_tokens": 100, "output_tokens": 16, "request_received_ms": 1150,
+        "total_time_ms": 350.5, "replay": {"trace_block_size": 64, "input_length": 100,
+                                           "input_sequence_hashes": [14879255164371896291]}}},
+    {**DYNAMO_EVENT, "event_type": "request_end", "agent_context": {"session_id": "p"}, "request": {
+        "request_id": "p2", "model": "m", "input_tokens": 192, "output_tokens": 16, "request_received_ms": 1600,
+        "total_time_ms": 100, "replay": {"trace_block_size": 64, "input_length": 192,
+                                         "input_sequence_hashes": [14879255164371896291, 2, 5]}}},
+)  # fmt: skip
+
+
+def otel_span(name: str, start: str, end: str, prompt: int, output: int) -> dict[str, object]:
+    usage = {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": output}
+    return {"trace_id": "t", "span_id": name, "start_time": f"2026-02-25T10:00:{start}",
+            "end_time": f"2026-02-25T10:00:{end}", "attributes": {"app.session.id": "s", **usage}}  # fmt: skip
+
+
+OTEL = lines(
+    {"spans": [otel_span("a", "00.000000", "02.000000", 50, 5), otel_span("b", "02.500000", "04.500000", 60, 5),
+               {"trace_id": "t", "span_id": "tool", "start_time": "x", "attributes": {"tool.name": "search"}}]},
+    {"spans": [otel_span("c", "03.000000", "05.000000", 70, 5), otel_span("d", "06.000000", "09.000000", 80, 5)]},
+)  # fmt: skip
+
+
+def copilot_call(stamp: str, duration_ms: float, prompt: int, completion: int, cached: int) -> dict[str, object]:
+    tokens = {"prompt": prompt, "completion": completion, "cached": cached}
+    return {"timestamp": stamp, "duration_ms": duration_ms, "model": "m", "initiator_type": "user", "tokens": tokens}
+
+
+COPILOT = lines(
+    {"session_id": "s1", "date": "2026-06-01", "turns": [{"turn_id": "t1", "tool_batches": [], "llm_calls": [
+        copilot_call("2026-06-01T00:00:00.000Z", 2000.0, 1000, 100, 0),
+        copilot_call("2026-06-01T00:00:05.000Z", 1500.0, 1300, 50, 1000)]}]},
+    {"session_id": "s2", "date": "2026-06-01", "turns": [{"turn_id": "t1", "tool_batches": [], "llm_calls": [
+        copilot_call("2026-06-01T00:00:01.000Z", 10.0, 700, 10, 0)]}]},
+)  # fmt: skip
+
 FILES = {
     "azure": ("csv", AZURE),
     "azure-2024": ("csv", AZURE_2024),
@@ -131,6 +186,10 @@ FILES = {
     "llmservingsim": ("jsonl", LLMSERVINGSIM),
     "tracelab_rounds": ("jsonl", ROUNDS),
     "offered": ("jsonl", OFFERED),
+    "mooncake-agentic": ("jsonl", AGENTIC),
+    "dynamo": ("jsonl", DYNAMO),
+    "otel_genai": ("jsonl", OTEL),
+    "copilot": ("jsonl", COPILOT),
 }
 
 

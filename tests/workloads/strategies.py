@@ -4,12 +4,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from schedlab.framework.request import SLO
+from schedlab.workloads.dependencies import with_parents
+from schedlab.workloads.soundness import request_names
 from schedlab.workloads.trace import BlockIds, Labels, Trace
 
 MS = 10**6
 
 
-def ragged(rows, width, widths=None):
+def ragged(rows, width=1, widths=None):
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
     flat = np.array([v for r in rows for v in r], dtype=np.int64)
     return BlockIds(
@@ -51,6 +53,35 @@ def traces(draw, max_rows=12, ids=True, sessions=True, extras=True):
             "slo_classes": {"fast": SLO("fast", ttft_s=0.5)},
         }
     return Trace("random", np.arange(n), arrival, prompt, numbers(1, 9), **columns)
+
+
+@st.composite
+def programs(draw, max_rows=9):
+    """Traces of requests that wait for any number of others, some in sessions, in an order of the file's own."""
+    n = draw(st.integers(1, max_rows))
+    order = draw(st.permutations(range(n)))
+    parents = [[] for _ in range(n)]
+    for place, row in enumerate(order):
+        chosen = draw(st.lists(st.sampled_from(order[:place]), max_size=3, unique=True)) if place else []
+        parents[row] = chosen
+    numbers = lambda low, high: np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), dtype=np.int64)  # noqa: E731
+    trace = Trace(
+        "programs", np.arange(n), numbers(0, 50) * MS, numbers(1, 70), numbers(1, 9),
+        session=Labels(numbers(-1, 1), ("a", "b")) if draw(st.booleans()) else None,
+        request_id=Labels(np.arange(n), tuple(f"r{i}" for i in range(n))),
+    )  # fmt: skip
+    return with_parents(trace, ragged(parents), numbers(0, 20) * MS).sorted()
+
+
+def parents_of(trace: Trace) -> dict[str, set[str]]:
+    """By name, what each request waits for."""
+    names = request_names(trace)
+    after = np.full(len(trace), -1) if trace.after is None else trace.after
+    others = [[]] * len(trace) if trace.also_after is None else [trace.also_after.row(i) for i in range(len(trace))]
+    return {
+        names[row]: {names[int(p)] for p in ([after[row]] if after[row] >= 0 else []) + [*others[row]]}
+        for row in range(len(trace))
+    }
 
 
 def with_stages(trace: Trace, preparation_ns: int, delivery_ns: int) -> Trace:

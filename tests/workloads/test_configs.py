@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from schedlab import conf
 from schedlab.experiments.run import compose
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
 from schedlab.workloads.readers import table
 from schedlab.workloads.workload import Offered, Recorded
 
-CONF = Path(compose.__file__).parent.parent / "conf"
+CONF = Path(conf.__file__).parent
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    found = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    assert found, f"no options of {group} in {CONF}"
+    return found
 
 
 NEED_MORE = {"servegen": "workload servegen needs workload.clients", "text": "workload text needs workload.tokenizer"}

@@ -297,9 +297,13 @@ def test_weka_ties_and_clocks(tmp_path):
     assert trace.session.tolist() == ["w", "w/x", "w/x", "w", "w"]
     assert trace.after.tolist() == [-1, 0, 1, 0, 3]
     # own think time, else gap less service, else 0 where the service time is not known
-    assert trace.think_ns.tolist() == [-1, 10**9, 3 * 10**9, 7_500 * MS, 0]
+    # and what lies between the last end of those that a join waits for and its own beginning
+    assert trace.think_ns.tolist() == [-1, 10**9, 3 * 10**9, 3 * 10**9, 0]
+    assert [trace.also_after.row(row).tolist() for row in range(5)] == [[], [], [], [2], []]
+    assert set(trace.program.tolist()) == {"w"} and trace.depth.tolist() == [0, 1, 2, 3, 4]
     assert (trace.arrival_ns / 1e9).tolist() == [0, 3, 7, 10, 30]
     assert set(trace.scope.tolist()) == {"w"} and trace.provenance.counts == {
+        "joins": 1,
         "think_times_from_gaps": 2,
         "unknown_think_times": 1,
     }
@@ -489,7 +493,7 @@ def test_spans_from_the_arrival_and_times_on_the_clock(tmp_path, name):
     assert of(cells(tmp_path, f"{name}_at", "10,5,5,12.5", "11,5,5,")) == [2_500 * MS, -1]
     day = "2024-05-10 00:00:0"
     assert of(cells(tmp_path, f"{name}_at", f"{day}1,5,5,{day}3.5", time_unit=None)) == [2_500 * MS]
-    with pytest.raises(TraceError, match=rf"row 1 \(line 3\): {name}_at lies before the arrival; {name} reads spans"):
+    with pytest.raises(TraceError, match=rf"row 1 \(line 3\): {name}_at lies before the arrival; columns.{name}"):
         cells(tmp_path, f"{name}_at", "10,5,5,12", "11,5,5,10.5")
     with pytest.raises(ConfigError, match=f"has {name} and {name}_at; expected one of the two"):
         cells(tmp_path, f"{name},{name}_at", "10,5,5,1,12")
@@ -618,7 +622,7 @@ def test_a_folder_is_that_of_a_run_or_of_sessions(tmp_path):
     offered = rows.write(tmp_path, "offered").rename(tmp_path / "workload.jsonl.gz")
     assert read(tmp_path).equals(read(offered)) and len(read(tmp_path, "offered")) == 3
     offered.unlink()
-    with pytest.raises(TraceError, match=r"is a folder, expected a file, a run's folder with workload\.jsonl\.gz, or"):
+    with pytest.raises(TraceError, match=r"is a folder, expected a file, a run's folder with workload\.jsonl\.zst or"):
         read(tmp_path)
 
 

@@ -10,6 +10,7 @@ from replay import facts, replay
 from schedlab.framework.content import TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO, EngineRequest, SamplingParams
+from schedlab.framework.results.packed import CODECS
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers import read
 from schedlab.workloads.source import Terms
@@ -41,21 +42,25 @@ def test_a_run_repeats_from_its_own_folder(tmp_path_factory, trace, service_ms, 
     assert [facts(r) for r in first] == [facts(r) for _, r in replay(source, lambda r: service_ms * MS)]
 
 
-def test_what_a_killed_run_offered_is_read_up_to_its_last_flush(tmp_path):
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_what_a_killed_run_offered_is_read_up_to_its_last_flush(tmp_path, codec):
+    if codec.name == "zstd":
+        pytest.importorskip("zstandard")
+    path = tmp_path / f"workload.jsonl{codec.suffix}"
     requests = [
         EngineRequest(f"r{i}", i, 5, UniqueContent(i), recorded_output_tokens=3, source_row=i) for i in range(9)
     ]
-    writer = WorkloadWriter(tmp_path / "workload.jsonl.gz")
+    writer = WorkloadWriter(path)
     for request in requests[:7]:
         writer.write(request)
     writer.flush()
-    killed = (tmp_path / "workload.jsonl.gz").read_bytes()
+    killed = path.read_bytes()
     for request in requests[7:]:
         writer.write(request)
     writer.close()
     assert len(read(tmp_path)) == 9
-    (tmp_path / "workload.jsonl.gz").write_bytes(killed)
-    with pytest.warns(UserWarning, match="workload.jsonl.gz: the compressed file ends early; read up to its last"):
+    path.write_bytes(killed)
+    with pytest.warns(UserWarning, match=rf"{path.name}: the compressed file ends early; read up to its last"):
         trace = read(tmp_path)
     assert trace.request_id.tolist() == [f"r{i}" for i in range(7)]
 

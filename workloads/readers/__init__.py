@@ -15,11 +15,20 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from schedlab.framework.errors import ConfigError, TraceError
+from schedlab.framework.results.packed import find
 from schedlab.workloads.files import listed
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import first_record, to_last_whole_row
 from schedlab.workloads.soundness import check
 from schedlab.workloads.trace import Trace
+
+NO_TRACE = {
+    ("Received request ", "SamplingParams("): "is a log of vLLM's server, which has no lengths in it; its "
+    "OpenTelemetry spans have (format=otel_genai)",
+    ("custom_id", "url", "body"): "is a batch of requests to OpenAI's API: texts without times or lengths; the batch's "
+    "output has lengths (format=table with columns.prompt_tokens=response.body.usage.prompt_tokens …)",
+}  # fmt: skip
+"""Beginnings of the keys of files that are often taken for traces, and why they are none."""
 
 
 class Reader(Protocol):
@@ -29,8 +38,8 @@ class Reader(Protocol):
     def read(self, path: Path, options: ReadOptions) -> Trace: ...
 
 
-OFFERED = "workload.jsonl.gz"
-"""The requests that a run was offered, in its folder."""
+OFFERED = "workload.jsonl"
+"""The requests that a run was offered, in its folder, compressed."""
 ALWAYS = frozenset({"keep_failed", "keep_empty", "strict"})
 
 
@@ -54,7 +63,7 @@ def read(path: str | Path, format: str | None = None, options: ReadOptions | Non
 
 def offered_file(path: Path) -> Path:
     """What a run's folder keeps of its workload; any other path as it is."""
-    inside = path / OFFERED
+    inside = find(path, OFFERED)
     return inside if inside.is_file() else path
 
 
@@ -77,8 +86,13 @@ def load(format: str) -> Reader:
 def detect(path: Path) -> str:
     """The one format whose key set the first record has."""
     if path.is_dir():
-        raise TraceError(f"{path}: is a folder, expected a file, a run's folder with {OFFERED}, or format=weka")
+        raise TraceError(
+            f"{path}: is a folder, expected a file, a run's folder with {OFFERED}.zst or .gz, or format=weka"
+        )
     record = first_record(path)
+    for parts, what in NO_TRACE.items():
+        if all(any(part in name for name in record) for part in parts):
+            raise TraceError(f"{path}: {what}")
     found = [name for name in formats() if load(name).matches(record)]
     if len(found) == 1:
         return found[0]

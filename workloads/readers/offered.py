@@ -1,4 +1,4 @@
-"""The offered workload of a run, `workload.jsonl.gz`: replays as it was, ties between turns included.
+"""The offered workload of a run, `workload.jsonl.zst` or `.gz`: replays as it was, ties between turns included.
 
 Written by `writers.encode_request`. Rows keep the order of the file, in which they became visible.
 """
@@ -6,7 +6,7 @@ Written by `writers.encode_request`. Rows keep the order of the file, in which t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.records import Batch, json_batches
 from schedlab.workloads.soundness import check
 from schedlab.workloads.source import decode_sampling, visible_ns
-from schedlab.workloads.trace import BlockIds, Trace
+from schedlab.workloads.trace import Trace, ragged
 from schedlab.workloads.values import MAX_NS, integers
 
 OPTIONS = frozenset[str]()
 REQUIRED = ("request_id", "source_row", "arrival_ns", "prompt_tokens", "output_tokens", "content")
-NUMBERS = ("max_tokens", "deadline_ns", "abort_ns", "turn", "think_ns", "preparation_ns", "delivery_ns")
-NAMES = ("client", "session")
+NUMBERS = ("max_tokens", "deadline_ns", "abort_ns", "turn", "think_ns", "preparation_ns", "delivery_ns", "depth")
+NAMES = ("client", "session", "program")
 
 
 def matches(record: Mapping[str, Any]) -> bool:
@@ -110,10 +110,10 @@ class Contents:
         self._width = width
 
     def onto(self, trace: Trace) -> Trace:
-        widths = _ragged(self._widths, 0) if any(self._widths) else None
+        widths = ragged(self._widths, 0) if any(self._widths) else None
         changes: dict[str, Any] = {
-            "ids": _ragged(self._ids, self._width) if any(self._ids) else None,
-            "tokens": _ragged(self._tokens, 1) if any(self._tokens) else None,
+            "ids": ragged(self._ids, self._width) if any(self._ids) else None,
+            "tokens": ragged(self._tokens, 1) if any(self._tokens) else None,
             "grows": np.array(self._grows) if self._has_sessions else None,
             "scope": trace.scope if trace.scope is not None and trace.scope.names else None,
             "content_row": None if trace.content_row is None or _is_default(trace) else trace.content_row,
@@ -130,17 +130,21 @@ class Extras:
     def __init__(self) -> None:
         self._classes: dict[str, SLO] = {}
         self._row_of: dict[str, int] = {}
-        self._after: list[int] = []
+        self._after: list[list[int]] = []
 
     def add(self, batch: Batch) -> dict[str, Any]:
         out: dict[str, Any] = {}
         followed = batch.column("after") if batch.has("after") else [None] * len(batch)
+        if untimed := [i for i, a in enumerate(followed) if a is not None and batch.column("think_ns")[i] is None]:
+            raise batch.fault(untimed[0], f"follows request {shown(followed[untimed[0]])} without think_ns")
         for row, (name, after) in enumerate(zip(batch.labels("request_id"), followed, strict=True)):
             if name is None or name in self._row_of:
                 raise batch.fault(row, f"request_id is {shown(name)}, expected a name that stands in no row above")
-            if after is not None and not (type(after) is str and after in self._row_of):
-                raise batch.fault(row, f"follows request {shown(after)}, which is not above it")
-            self._after.append(-1 if after is None else self._row_of[after])
+            names = [] if after is None else after if type(after) is list else [after]
+            for other in names:
+                if type(other) is not str or other not in self._row_of:
+                    raise batch.fault(row, f"follows request {shown(other)}, which is not above it")
+            self._after.append([self._row_of[other] for other in dict.fromkeys(names)])
             self._row_of[name] = batch.first_row + row
         if batch.has("slo"):
             out["slo"] = [self._slo(batch, row, value) for row, value in enumerate(batch.column("slo"))]
@@ -169,12 +173,14 @@ class Extras:
         return slo.name
 
     def onto(self, trace: Trace) -> Trace:
-        after = np.array(self._after, dtype=np.int64)
+        after = np.array([rows[0] if rows else -1 for rows in self._after], dtype=np.int64)
+        others = ragged([rows[1:] for rows in self._after])
         tied = bool((after >= 0).any())
         think = trace.think_ns if tied else None
         assert trace.priority is not None
         return trace.with_columns(
             after=after if tied else None, think_ns=think, slo_classes=self._classes,
+            also_after=others if len(others.values) else None,
             priority=trace.priority if trace.priority.any() else None,
         )  # fmt: skip
 
@@ -183,11 +189,6 @@ def _int_list(values: Any) -> list[int]:
     if type(values) is not list or not set(map(type, values)) <= {int}:
         raise TypeError("expected a list of integers")
     return values
-
-
-def _ragged(rows: Sequence[Sequence[int]], width: int) -> BlockIds:
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return BlockIds(offsets, np.fromiter((v for row in rows for v in row), np.int64, offsets[-1]), width)
 
 
 def _is_default(trace: Trace) -> bool:

@@ -1,18 +1,21 @@
-"""How a capacity study is shown: a table, capacity.json and capacity.md, and the curves with their knees."""
+"""What a capacity study finds, and how that is shown: a table, capacity.json and .md, the curves with their knees."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedlab.experiments.analysis.statistics import Interval
 from schedlab.experiments.analysis.table import slo_line
 from schedlab.experiments.analysis.verdicts import EFFECT
-from schedlab.experiments.studies.capacity import Capacity, Study
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.request import SLO
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +25,83 @@ WIDTH = 140
 HEADINGS = ("policy", "capacity req/s", "95 % interval", "against first", "interval", "p", "verdict", "best goodput")
 
 
-def rows(study: Study) -> list[list[str]]:
+@dataclass(frozen=True)
+class CapacityOptions:
+    """The keys of `capacity`."""
+
+    policies: list[str] | None
+    attainment: float
+    replicates: int
+    resolution: float
+    points: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.attainment <= 1:
+            raise ConfigError(f"capacity.attainment: expected a share above 0, up to 1, found {self.attainment}")
+        if self.replicates < 1:
+            raise ConfigError(f"capacity.replicates: expected at least 1, found {self.replicates}")
+        if not 0 < self.resolution <= 1:
+            raise ConfigError(f"capacity.resolution: expected a relative step in (0, 1], found {self.resolution}")
+        if self.points < 0:
+            raise ConfigError(f"capacity.points: expected at least 0, found {self.points}")
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Of one policy. `rates` in requests/s of each replicate, None where no rate is low enough; `mean` geometric.
+
+    `against_first`: the relative difference to the first policy, its interval and p, paired by replicate.
+    """
+
+    policy: str
+    rates: tuple[float | None, ...]
+    mean: float | None
+    interval: Interval | None
+    against_first: float | None
+    difference: Interval | None
+    p: float | None
+    verdict: str
+    needed: int | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Goodput and attainment of one policy at each rate, means over replicates, with the interval of goodput: the
+    requests that meet the SLO, by the time in which all arrive."""
+
+    policy: str
+    rates: tuple[float, ...]
+    goodput: tuple[float, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    attainment: tuple[float, ...]
+
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Rate and goodput where this is highest."""
+        at = int(np.argmax(self.goodput))
+        return self.rates[at], self.goodput[at]
+
+
+@dataclass(frozen=True)
+class CapacityStudy:
+    """All that one command found. `limit`: requests/s at which no schedule meets the SLO, if arrivals do not end; the
+    geometric mean over the replicates, None where the cost is not modelled. `at_limit`: in how many replicates a policy
+    meets it up to there, so that their traces are too short to tell more."""
+
+    options: CapacityOptions
+    slo: SLO
+    predictor: str
+    workload: str
+    requests: int
+    capacities: tuple[Capacity, ...]
+    curves: tuple[Curve, ...]
+    limit: float | None
+    at_limit: Mapping[str, int]
+    runs: int
+
+
+def rows(study: CapacityStudy) -> list[list[str]]:
     peaks = {curve.policy: "{1:.3g} req/s at {0:.3g}".format(*curve.peak) for curve in study.curves}
     first, *others = [[*row(capacity), peaks.get(capacity.policy, UNKNOWN)] for capacity in study.capacities]
     first[3:7] = [UNKNOWN] * 4  # against itself
@@ -47,16 +126,21 @@ def row(found: Capacity) -> list[str]:
     ]
 
 
-def notes(study: Study) -> list[str]:
+def notes(study: CapacityStudy) -> list[str]:
     """What a reader must know besides the table."""
     options, slo = study.options, slo_line(asdict(study.slo))
     lines = [
         f"capacity: the highest rate at which {options.attainment:.0%} of the requests meet SLO {slo}",
+        f"predictor: {study.predictor}",
+        f"predictor: {study.predictor}",
         f"{study.workload}: {options.replicates} replicates of {study.requests / options.replicates:,.0f} requests, "
         f"rates in steps of {options.resolution:.1%}, {study.runs:,} runs",
     ]
     if study.limit is not None:
-        lines.append(f"no schedule serves more than {study.limit:.3g} requests/s (by work)")
+        share = f"{options.attainment:.0%} of the requests"
+        lines.append(f"no schedule serves {share} at more than {study.limit:.3g} requests/s without end (by work)")
+    for policy, count in study.at_limit.items():
+        lines.append(f"{policy}: meets it up to that limit in {count} replicates: longer traces would tell more")
     for found in study.capacities:
         missing = sum(rate is None for rate in found.rates)
         if missing:
@@ -64,7 +148,7 @@ def notes(study: Study) -> list[str]:
     return lines
 
 
-def show(study: Study) -> None:
+def show(study: CapacityStudy) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -79,27 +163,27 @@ def show(study: Study) -> None:
         console.print(note, markup=False, soft_wrap=True)
 
 
-def as_json(study: Study) -> dict[str, Any]:
+def as_json(study: CapacityStudy) -> dict[str, Any]:
     return {**asdict(study), "notes": notes(study)}
 
 
-def markdown(study: Study) -> str:
+def markdown(study: CapacityStudy) -> str:
     lines = [HEADINGS, ["---", *["---:"] * (len(HEADINGS) - 1)], *rows(study)]
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     return f"{table}\n" + "".join(f"- {note}\n" for note in notes(study))
 
 
-def write(study: Study, directory: Path, *, plots: bool) -> None:
+def write(study: CapacityStudy, directory: Path, *, plots: bool) -> None:
     """capacity.json, capacity.md, and plots/capacity.png."""
-    (directory / "capacity.json").write_text(json.dumps(as_json(study), indent=1) + "\n")
-    (directory / "capacity.md").write_text(markdown(study))
+    (directory / "capacity.json").write_text(json.dumps(as_json(study), indent=1) + "\n", encoding="utf-8")
+    (directory / "capacity.md").write_text(markdown(study), encoding="utf-8")
     if plots and study.curves:
         from schedlab.experiments.analysis.plots import save
 
         save({"capacity": picture(study)}, directory / "plots")
 
 
-def picture(study: Study) -> Figure:
+def picture(study: CapacityStudy) -> Figure:
     """Goodput against the offered rate with its interval; a dot on each curve's knee, where it leaves what is asked."""
     from schedlab.experiments.analysis.bounds import draw_limit
     from schedlab.experiments.analysis.plots import panels, styles
@@ -120,7 +204,7 @@ def picture(study: Study) -> Figure:
             axis.plot([found.mean], [knee], "o", color=style["color"])
     top = max(max(curve.goodput) for curve in study.curves)
     if study.limit is not None and study.limit < 2 * top:
-        draw_limit(axis, study.limit, "no schedule serves more")
+        draw_limit(axis, study.limit, "no schedule serves as many")
     axis.set(xlabel="offered requests per second", xlim=(0, None))
     axis.set(ylabel="goodput (requests per second)", ylim=(0, None))
     axis.legend(frameon=False)

@@ -1,17 +1,19 @@
-"""How a fidelity study is shown: a table for each load, fidelity.json and .md, and a picture. Computes no figure of its
-own."""
+"""What a fidelity study finds, and how that is shown: a table for each load, fidelity.json and .md, and a picture."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from schedlab.experiments.analysis.decisions import DecidedAgain
 from schedlab.experiments.studies.calibrate import MOST_DISTURBED, num_disturbed, tolerated
-from schedlab.experiments.studies.fidelity import METRICS, Compared, Outcome, Study
+from schedlab.framework.cost.fit import Profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,15 +24,80 @@ UNKNOWN = "–"
 WIDTH = 140
 """Characters of a line where no terminal says how many it has."""
 
+STATISTICS = {"mean": 0.05, "p50": 0.05, "p90": 0.10, "p99": 0.10}
+"""What is compared of each latency, and the relative error that is tolerated where repeats differ by less."""
+METRICS = {
+    **{f"{name}/{statistic}": limit for name in ("ttft", "tpot", "e2e") for statistic, limit in STATISTICS.items()},
+    "throughput/output_tokens_per_s": 0.05,
+}
 
-def by_load(study: Study) -> dict[float, list[Outcome]]:
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One figure of one policy at one load, of the real runs and on the virtual clock."""
+
+    real: tuple[float, ...]
+    virtual: float
+    limit: float
+
+    @property
+    def error(self) -> float:
+        """Relative to the mean of the real runs."""
+        return self.virtual / float(np.mean(self.real)) - 1
+
+    @property
+    def repeat_difference(self) -> float:
+        """How much the real runs differ at most, relative to their mean."""
+        return (max(self.real) - min(self.real)) / float(np.mean(self.real))
+
+    @property
+    def within(self) -> bool:
+        return abs(self.error) <= max(self.limit, self.repeat_difference)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One policy at one load: summaries of the real runs and of the virtual one, and whether decisions agree.
+
+    `level`: how long a step of the grid took during the real runs, of what it took over the whole study.
+    """
+
+    policy: str
+    load: float
+    time_scale: float
+    level: float
+    real: tuple[dict[str, Any], ...]
+    virtual: dict[str, Any]
+    agreements: tuple[DecidedAgain, ...]
+
+    @property
+    def compared(self) -> dict[str, Compared]:
+        """By metric; without those that some run does not know."""
+        return {
+            key: Compared(tuple(summary[key] for summary in self.real), self.virtual[key], limit)
+            for key, limit in METRICS.items()
+            if self.virtual[key] is not None and all(summary[key] for summary in self.real)
+        }
+
+
+@dataclass(frozen=True)
+class FidelityStudy:
+    """All that one command found out. `capacity_s`: the time that each policy needs for the trace if nothing waits."""
+
+    profile: Profile
+    capacity_s: Mapping[str, float]
+    span_s: float
+    outcomes: tuple[Outcome, ...]
+
+
+def by_load(study: FidelityStudy) -> dict[float, list[Outcome]]:
     loads: dict[float, list[Outcome]] = {}
     for outcome in study.outcomes:
         loads.setdefault(outcome.load, []).append(outcome)
     return loads
 
 
-def show(study: Study, console: Console | None = None) -> None:
+def show(study: FidelityStudy, console: Console | None = None) -> None:
     """Print a table for each load, and what holds of all of them."""
     from rich.console import Console
 
@@ -41,7 +108,7 @@ def show(study: Study, console: Console | None = None) -> None:
         console.print(line, soft_wrap=True)
 
 
-def load_table(study: Study, outcomes: Sequence[Outcome]) -> Table:
+def load_table(study: FidelityStudy, outcomes: Sequence[Outcome]) -> Table:
     from rich.table import Table
 
     load, scale = outcomes[0].load, outcomes[0].time_scale
@@ -53,7 +120,7 @@ def load_table(study: Study, outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def heading(study: Study, outcome: Outcome) -> str:
+def heading(study: FidelityStudy, outcome: Outcome) -> str:
     """A policy, its own load, and how long the same steps took during its runs."""
     own = study.capacity_s[outcome.policy] / (outcome.time_scale * study.span_s)
     return f"{outcome.policy} ({own:.2f}, {outcome.level:.2f})"
@@ -66,7 +133,7 @@ def cell(compared: Compared | None) -> str:
     return f"{compared.error:+.1%} ({compared.repeat_difference:.1%}){' ' if compared.within else '!'}"
 
 
-def verdicts(study: Study) -> list[str]:
+def verdicts(study: FidelityStudy) -> list[str]:
     """What the tables amount to, in lines."""
     every = [compared for outcome in study.outcomes for compared in outcome.compared.values()]
     agreements = [agreement for outcome in study.outcomes for agreement in outcome.agreements]
@@ -93,7 +160,7 @@ def verdicts(study: Study) -> list[str]:
     return lines
 
 
-def as_json(study: Study) -> dict[str, Any]:
+def as_json(study: FidelityStudy) -> dict[str, Any]:
     return {
         "profile": {"identity": study.profile.identity, "error": asdict(study.profile.error)},
         "capacity_s": dict(study.capacity_s),
@@ -111,7 +178,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     return {**asdict(outcome), "compared": compared}
 
 
-def as_markdown(study: Study) -> str:
+def as_markdown(study: FidelityStudy) -> str:
     """The tables and what they amount to."""
     parts = ["# The virtual clock against the real engine"]
     for load, outcomes in by_load(study).items():
@@ -123,10 +190,10 @@ def as_markdown(study: Study) -> str:
     return "\n\n".join([*parts, "\n".join(f"- {line}" for line in verdicts(study))]) + "\n"
 
 
-def write(study: Study, directory: Path, *, plots: bool) -> None:
+def write(study: FidelityStudy, directory: Path, *, plots: bool) -> None:
     """fidelity.json, fidelity.md, the profile, and plots/fidelity.png."""
-    (directory / "fidelity.json").write_text(json.dumps(as_json(study), indent=1) + "\n")
-    (directory / "fidelity.md").write_text(as_markdown(study))
+    (directory / "fidelity.json").write_text(json.dumps(as_json(study), indent=1) + "\n", encoding="utf-8")
+    (directory / "fidelity.md").write_text(as_markdown(study), encoding="utf-8")
     study.profile.save(directory / "profile.json")
     if plots:
         from schedlab.experiments.analysis.plots import save
@@ -134,7 +201,7 @@ def write(study: Study, directory: Path, *, plots: bool) -> None:
         save({"fidelity": picture(study)}, directory / "plots")
 
 
-def picture(study: Study) -> Figure:
+def picture(study: FidelityStudy) -> Figure:
     """A bar for each figure's error, with the difference of the real runs as a line around 0."""
     from schedlab.experiments.analysis.plots import COLOURS, panels
 

@@ -1,12 +1,14 @@
-"""A measured run decided again: the same policy and requests at the logged times must give the same decisions.
+"""Decisions of runs: where two logs part, and whether a measured run, decided again, takes the same.
 
-Every step boundary's logged `now` goes through the recorded clock, on an executor that computes nothing. Knows a run's
-tables; knows nothing of how long a step should have taken.
+The same policy and requests at the logged times must give the same decisions: every boundary's logged `now` goes
+through the recorded clock, on an executor that computes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +24,10 @@ from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import Columns, RunTables
 from schedlab.framework.source import Source
 
-DECIDED = ("preempted", "grants", "decodes", "decodes_at", "repeat")
-"""The columns of a decision that its digest covers."""
-
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """Digests of a run and of the same run decided again; `first`: the index of the first step where they part."""
+class DecidedAgain:
+    """Digests of a run and of the same run decided again; `first`: the step of it at which they part."""
 
     measured: str
     decided_again: str
@@ -60,7 +59,7 @@ class LoggedEnds:
 def decide_again(
     run: RunTables, policy: Policy, source: Source, config: EngineConfig, executor: Executor,
     predictor: Predictor | None = None,
-) -> Agreement:  # fmt: skip
+) -> DecidedAgain:  # fmt: skip
     """Run `policy`, as it was before the run, over `source` at the boundaries that `run` logged.
 
     `executor` needs no model, but the block sizes of the one that was measured. ConfigError for a run whose log leaves
@@ -76,15 +75,36 @@ def decide_again(
     engine.run()
     again = recorder.close(backlog_end=engine.num_unfinished, counters={})
     assert run.digest is not None and again.digest is not None
-    first = None if run.digest == again.digest else first_difference(run.decisions, again.decisions)
-    return Agreement(run.digest, again.digest, first)
+    parted = parting(run.decisions, again.decisions) if run.digest != again.digest else None
+    return DecidedAgain(run.digest, again.digest, parted[0] if parted else None)
 
 
-def first_difference(a: Columns, b: Columns) -> int:
-    """The index of the first step whose decision differs, or that only one of the two has."""
-    rows_a, rows_b = (zip(*(table[name] for name in DECIDED), strict=True) for table in (a, b))
-    for at, (row_a, row_b) in enumerate(zip(rows_a, rows_b, strict=False)):
-        if row_a != row_b:
-            return int(a["index"][at])
-    longer = max(a["index"], b["index"], key=len)
-    return int(longer[min(len(a["index"]), len(b["index"]))])
+def batches(decisions: Columns) -> Iterator[tuple[Any, int, int]]:
+    """What each row executes, its first step and how many it stands for; steps that idle execute nothing."""
+    for row in range(len(decisions["index"])):
+        batch = tuple(decisions[name][row] for name in ("preempted", "grants", "decodes"))
+        if any(batch):
+            index, repeat, decodes_at = (int(decisions[name][row]) for name in ("index", "repeat", "decodes_at"))
+            yield (*batch, decodes_at), index, repeat
+
+
+def parting(a: Columns, b: Columns) -> tuple[int, int] | None:
+    """The step of each run from which on they decide differently; None if they never do.
+
+    Where one ends first, that is the step after its last.
+    """
+    rows = batches(a), batches(b)
+    heads = [next(side, None) for side in rows]
+    done, ends = [0, 0], [0, 0]
+    while heads[0] is not None and heads[1] is not None and heads[0][0] == heads[1][0]:
+        together = min(head[2] - past for head, past in zip(heads, done, strict=True) if head is not None)
+        for side, head in enumerate(heads):
+            assert head is not None
+            done[side] += together
+            ends[side] = head[1] + done[side]
+            if done[side] == head[2]:
+                heads[side], done[side] = next(rows[side], None), 0
+    if heads == [None, None]:
+        return None
+    at = [ends[side] if head is None else head[1] + done[side] for side, head in enumerate(heads)]
+    return at[0], at[1]

@@ -1,14 +1,14 @@
-"""What reproductions say: one finding each, a page with a table, and a picture. Knows summaries; runs nothing."""
+"""What reproductions say: one finding each, a page with a table, and a picture."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.analysis.plots import COLOURS, panels, styles
-from schedlab.experiments.studies.reproduce import Reproduction, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,43 @@ SHOWN = {
     "max_num_seqs": ("throughput/output_tokens_per_s", "tpot/mean", "e2e/mean", "makespan_s"),
 }
 """Keys of the summary in each table, in seconds, tokens and shares."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a reproduction: the variant's label, the value of what is swept, and the words that give it."""
+
+    label: str
+    point: float | None
+    words: tuple[str, ...]
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A published result and our runs of it. `facts` is the overlay's `reproduction`."""
+
+    name: str
+    facts: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self.facts["variants"])
+
+    @property
+    def points(self) -> list[float | None]:
+        return [value for values in self.facts.get("sweep", {}).values() for value in values] or [None]
+
+    def get(self, label: str, key: str, point: float | None = None) -> float:
+        """One value of one run's summary."""
+        (run,) = (run for run in self.runs if (run.label, run.point) == (label, point))
+        return float(run.summary[key])
+
+    def along(self, label: str, key: str) -> list[float]:
+        """A variant's value at every point."""
+        return [self.get(label, key, point) for point in self.points]
+
 
 # ---- findings ----
 
@@ -158,7 +195,7 @@ def write(done: Sequence[Reproduction], out: Path) -> list[Path]:
     """Page and picture."""
     out.mkdir(parents=True, exist_ok=True)
     page, picture = out / "reproductions.md", out / "reproductions.png"
-    page.write_text(markdown(done, picture.name))
+    page.write_text(markdown(done, picture.name), encoding="utf-8")
     draw(done, picture)
     return [page, picture]
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from conftest import SMALL
 
 from schedlab.experiments import engines
-from schedlab.experiments.analysis.recorded import Agreement, decide_again, first_difference
+from schedlab.experiments.analysis.decisions import DecidedAgain, decide_again, parting
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import Experiment
 from schedlab.framework.cost.hardware import Hardware
@@ -80,7 +80,7 @@ def real_engine(**more: int) -> EngineSetup:
 
 def again(
     run: RunTables, policy: Policy, workload: Offered, setup: EngineSetup, shape: ModelConfig, cpu: Hardware
-) -> Agreement:
+) -> DecidedAgain:
     executor = CostExecutor(shape, cpu, weight_dtype="fp32")
     assert executor.block_bytes(4) == setup.executor.block_bytes(4)
     return decide_again(run, policy, workload.source(setup.config.max_model_len), setup.config, executor)
@@ -131,7 +131,7 @@ def test_decisions_that_part_are_found(shape: ModelConfig, cpu: Hardware) -> Non
     assert 0 < agreement.first < run.summary["steps"]
 
 
-def test_the_first_difference_is_named_by_its_step() -> None:
+def test_where_logs_part_is_told_by_the_step_of_each() -> None:
     def decisions(*rows: tuple[int, str]) -> dict[str, Any]:
         index, decodes = zip(*rows, strict=True)
         nothing: list[Any] = [[]] * len(rows)
@@ -140,9 +140,9 @@ def test_the_first_difference_is_named_by_its_step() -> None:
         return {"index": np.array(index), "decodes": list(decodes), **columns}
 
     logged = decisions((0, "all"), (3, "a"), (9, "all"))
-    assert first_difference(logged, decisions((0, "all"), (3, "b"), (9, "all"))) == 3
-    assert first_difference(logged, decisions((0, "all"), (3, "a"))) == 9
-    assert first_difference(decisions((0, "all")), logged) == 3
+    assert parting(logged, decisions((0, "all"), (3, "b"), (9, "all"))) == (3, 3)
+    assert parting(logged, decisions((0, "all"), (3, "a"))) == (9, 4)
+    assert parting(decisions((0, "all")), logged) == (1, 3)
 
 
 def test_only_measured_runs_are_decided_again(shape: ModelConfig, cpu: Hardware) -> None:

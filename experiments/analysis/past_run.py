@@ -1,0 +1,227 @@
+"""A finished run and the parts to execute it again, from its own folder.
+
+What was offered comes from the workload's log, the parts from the manifest. Modelled runs are modelled again, by the
+rates that the manifest keeps. Measured ones are decided again at their logged times: no model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedlab.experiments.analysis.decisions import LoggedEnds
+from schedlab.experiments.engines import CLOCKS, EngineSetup
+from schedlab.experiments.sweep.replicates import plain_knobs
+from schedlab.framework.batch import Batch
+from schedlab.framework.clock import Clock, RecordedClock
+from schedlab.framework.cost.expand import boundaries
+from schedlab.framework.cost.model import CostExecutor
+from schedlab.framework.engine import Engine, EngineConfig
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.executor import Executor, StepResult
+from schedlab.framework.policy import Policy
+from schedlab.framework.predictors import Predictor
+from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.packed import find
+from schedlab.framework.results.reader import read_run
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.results.tables import RunTables
+from schedlab.framework.source import Source
+from schedlab.workloads.options import WHOLE
+from schedlab.workloads.readers import OFFERED, read
+from schedlab.workloads.trace import Trace
+from schedlab.workloads.workload import Offered
+
+MODELLED = ("virtual", "stub")
+
+
+class NullExecutor:
+    """An executor of runs whose times are known: it computes nothing, and no tokens."""
+
+    needs_inputs = False
+    chains = True
+    vocab_size = 1
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, block_bytes: Callable[[int], int]) -> None:
+        self.block_bytes = block_bytes
+
+    def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
+        pass
+
+    def prompt_token_ids(self, request: EngineRequest) -> np.ndarray:
+        raise AssertionError("nothing asks for tokens that nobody computes")
+
+    def execute(self, batch: Batch) -> StepResult:
+        return StepResult(0)
+
+
+@dataclass(kw_only=True)
+class Offers(Offered):
+    """What a run was offered, as a workload."""
+
+    trace: Trace
+    name: str = "offered"
+
+    def load(self, seed: int = 0) -> Trace:
+        return self.trace
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A finished run and the parts to execute it again. ConfigError where its folder does not say what they were."""
+
+    directory: Path
+
+    @cached_property
+    def tables(self) -> RunTables:
+        tables = read_run(self.directory)
+        if tables.status != "finished":
+            raise ConfigError(f"{self.directory}: the run is {tables.status}; only a finished run is executed again")
+        if tables.manifest is None:
+            raise ConfigError(f"{self.directory}: no manifest.json, which says what the run was made of")
+        return tables
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return self.tables.manifest or {}
+
+    @property
+    def limits(self) -> EngineConfig:
+        return EngineConfig(**self.manifest["engine"])
+
+    @property
+    def modelled(self) -> bool:
+        """Whether its durations can be had again, for they were computed."""
+        return self.engine_name in MODELLED and self.part("engine") is not None
+
+    @property
+    def engine_name(self) -> str:
+        target = str((self.part("engine") or {}).get("_target_", ""))
+        return target.rpartition(".")[2] or str(self.manifest["labels"].get("engine"))
+
+    @cached_property
+    def workload(self) -> Offers:
+        path = find(self.directory, OFFERED)
+        if not path.exists():
+            raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
+        told = self.manifest["workload"]
+        trace = self._with_endings(read(path, "offered", WHOLE))
+        origin = {key: told[key] for key in ("path", "format", "sha256", "counts")}
+        provenance = replace(trace.provenance, **origin, assumed=tuple(told["assumed"]))
+        return Offers(trace=trace.with_columns(provenance=provenance), name=str(told["name"]))
+
+    def _with_endings(self, trace: Trace) -> Trace:
+        """Live requests with the lengths that they came to, and withdrawn ones with the time at which they were."""
+        ended = self.tables.requests
+        row_of = {name: row for row, name in enumerate(ended["request_id"])}
+        assert trace.request_id is not None
+        rows = np.array([row_of[name] for name in trace.request_id.tolist() if name is not None])
+        output = np.where(trace.output_tokens < 0, ended["output_tokens"][rows], trace.output_tokens)
+        aborted = np.array([status == "aborted" for status in ended["status"]])[rows]
+        output = np.where((trace.output_tokens < 0) & ((output < 1) | aborted), -1, output)
+        if not aborted.any():
+            return trace.with_columns(output_tokens=output)
+        known = np.full(len(trace), -1) if trace.abort_ns is None else trace.abort_ns
+        since = np.rint((ended["finished_s"][rows] - ended["arrival_s"][rows]) * NS)
+        unknown = aborted & (known < 0)
+        abort = np.where(unknown, np.where(unknown, since, 0).astype(np.int64), known)
+        return trace.with_columns(output_tokens=output, abort_ns=abort)
+
+    # -- parts --
+
+    def part(self, group: str) -> dict[str, Any] | None:
+        """The configuration of a part of the run, where it names a class."""
+        node = self.manifest["config"].get(group)
+        return node if isinstance(node, dict) and "_target_" in node else None
+
+    def make_policy(self) -> Policy:
+        """As it was before the run."""
+        node = self.part("policy")
+        if node is not None:
+            return _build(node, "policy")  # type: ignore[no-any-return]
+        told = self.manifest["policy"]
+        module, _, name = told["class"].rpartition(".")
+        try:
+            cls = getattr(import_module(module), name)
+            made: Policy = cls(**revived(cls, plain_knobs(self.manifest)))
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"{self.directory}: its policy {told['class']} cannot be made again ({error}); call replay with one"
+            ) from error
+        return made
+
+    def make_predictor(self) -> Predictor | None:
+        node = self.part("predictor")
+        return None if node is None else _build(node, "predictor")
+
+    def make_setup(self) -> EngineSetup:
+        """The engine that it ran on, under the same limits and with the same modelled rates."""
+        node = self.part("engine")
+        if node is None:
+            raise ConfigError(f"{self.directory}: was run from Python, its engine is not in the files")
+        rates = self.manifest.get("cost")
+        changes = {**self.manifest["engine"], **({"profile": None} if rates else {})}
+        setup: EngineSetup = _build({**node, **changes}, "engine")
+        if rates and isinstance(setup.executor, CostExecutor):
+            setup.executor.use_rates(rates)
+        return setup
+
+    def _stamps(self) -> tuple[list[int], list[int]]:
+        """Start and duration of each boundary. A chain of a measured run is one row of the log."""
+        steps = self.tables.steps
+        if self.manifest.get("cost") is None:
+            return steps["now_ns"].tolist(), steps["duration_ns"].tolist()
+        row, ends = boundaries(self.tables, np.arange(len(steps["now_ns"])), exact=True)
+        begins = np.append(True, row[1:] != row[:-1])[: len(row)]
+        starts = np.where(begins, steps["now_ns"][row], np.roll(ends, 1))
+        return starts.tolist(), (ends - starts).tolist()
+
+    def _block_bytes(self, block_size: int) -> int:
+        """Of the executor that was measured; asked for where there is a host pool."""
+        return int(self.make_setup().executor.block_bytes(block_size))
+
+    def again(
+        self, policy: Policy | None = None, recorder: Recorder | None = None, *, every_step: bool = False
+    ) -> Engine:
+        """An engine that will decide the same. `every_step`: the policy is asked at every step, whatever it holds."""
+        config = replace(self.limits, fast_forward=False, honour_holds=False) if every_step else self.limits
+        source: Source = self.workload.source(config.max_model_len)
+        executor: Executor
+        clock: Clock
+        if self.modelled:
+            setup = self.make_setup()
+            executor, clock = setup.executor, CLOCKS["virtual"]()
+            if executor.needs_inputs:
+                source = self.workload.source(config.max_model_len, vocab_size=executor.vocab_size)
+        else:
+            clock = RecordedClock(*self._stamps())
+            executor = NullExecutor(self._block_bytes if config.swap_space_gib else lambda block_size: block_size)
+            source = LoggedEnds(source, self.tables.requests)
+        told = recorder or Recorder(Measurement(config.max_num_seqs, config.num_blocks))
+        return Engine(policy or self.make_policy(), executor, source, config, clock, told, self.make_predictor())
+
+
+def revived(cls: Any, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs as the policy takes them: a function, which a manifest names by its path, is that function again."""
+    found = dict(knobs)
+    for name, value in knobs.items():
+        if isinstance(value, str) and callable(getattr(cls, name, None)):
+            module, _, attribute = value.rpartition(".")
+            found[name] = getattr(import_module(module), attribute)
+    return found
+
+
+def _build(node: Mapping[str, Any], name: str) -> Any:
+    from omegaconf import OmegaConf
+
+    from schedlab.experiments.run import compose
+
+    return compose.build(OmegaConf.create(dict(node)), name)

@@ -1,0 +1,3 @@
+"""The version, for modules that `schedlab` itself names."""
+
+__version__ = "0.1.0"

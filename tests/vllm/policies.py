@@ -1,0 +1,40 @@
+"""Every policy that ships, and a third party's, with knobs that bite on small engines."""
+
+from third_party import LeastRemaining
+
+from schedlab.framework.cost.estimator import LinearEstimator
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+from schedlab.policies.decode_priority import DecodePriority
+from schedlab.policies.edf import EDF
+from schedlab.policies.fair import Fair
+from schedlab.policies.fcfs import FCFS
+from schedlab.policies.hrrn import HRRN
+from schedlab.policies.multilevel_feedback import MultilevelFeedback
+from schedlab.policies.orca import Orca
+from schedlab.policies.prefix_reuse import PrefixReuse
+from schedlab.policies.priority import Priority
+from schedlab.policies.sjf import SJF
+from schedlab.policies.slo_aware import SLOAware
+from schedlab.policies.static_batching import StaticBatching
+
+TIMELESS = {
+    "fcfs": FCFS,
+    "chunked_prefill": lambda: ChunkedPrefill(chunk_size=128),
+    "decode_priority": DecodePriority,
+    "prefix_reuse": PrefixReuse,
+    "orca": Orca,
+    "third_party": LeastRemaining,
+}
+"""Those that decide without reading the clock."""
+EVERY = {
+    **TIMELESS,
+    "fcfs/swap": lambda: FCFS(preempt_mode="swap"),
+    "priority": lambda: Priority(chunk_size=128),
+    "edf": lambda: EDF(chunk_size=128, default_deadline_s=0.05),
+    "slo_aware": lambda: SLOAware(LinearEstimator(step=0.001, token=0.00001), chunk_size=128, patience_s=0.05),
+    "sjf": lambda: SJF(chunk_size=128),
+    "hrrn": lambda: HRRN(chunk_size=128),
+    "fair": lambda: Fair(chunk_size=128),
+    "multilevel_feedback": lambda: MultilevelFeedback(chunk_size=128, promote_after_s=0.05),
+    "static_batching": lambda: StaticBatching(batch_size=4),
+}
