@@ -23,7 +23,8 @@ MODULES: tuple[str, ...] = CORE["MODULES"]
 BUILD = ROOT / "build" / "core"
 OBJECTS = BUILD / str(sysconfig.get_config_var("SOABI"))
 DIRECTIVES = {"language_level": 3, "annotation_typing": False}  # C types are those of the .pxd files alone
-FLAGS = [] if os.name == "nt" else ["-O2", "-g0"]
+# Python rounds every product: a fused multiplication and addition would give other digits.
+FLAGS = [] if os.name == "nt" else ["-O2", "-g0", "-ffp-contract=off"]
 
 
 class BuildCore(build_ext):

@@ -1,4 +1,4 @@
-"""The command line: `schedlab COMMAND`. Knows which commands exist and how errors end; the work is elsewhere.
+"""The command line, `schedlab COMMAND`: which commands there are, their arguments, and how errors end.
 
 A command that runs engines takes Hydra's words and is declared by `@takes_overrides`; one that reads files takes plain
 arguments and is declared by `@app.command()`. Commands import what they need when called, so that help is quick.
@@ -19,8 +19,7 @@ import typer
 
 import schedlab
 from schedlab import core
-from schedlab.experiments.analysis import evidence, evidence_commands
-from schedlab.experiments.policy_cli import policies
+from schedlab.experiments.analysis import commands
 from schedlab.experiments.run.messages import show_warning
 from schedlab.experiments.studies import reproduce
 from schedlab.framework.errors import ConfigError, SchedlabError
@@ -36,13 +35,12 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models with real weights.")
 app.add_typer(models, name="model")
+policies = typer.Typer(help="Policies: what there are, a package for a new one, and whether one keeps the contract.")
 app.add_typer(policies, name="policy")
 traces = typer.Typer(help="Trace files: what is in them, and other forms of them.")
 app.add_typer(traces, name="trace")
 native = typer.Typer(help="Kernels compiled for this processor, an extra of engine=cpu.")
 app.add_typer(native, name="kernels")
-evidence.add_to(app)
-reproduce.add_to(app)
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -116,7 +114,40 @@ def generate(context: typer.Context) -> None:
     generate_from(context.args)
 
 
-evidence_commands.declare(app)
+commands.declare(app)
+reproduce.add_to(app)
+
+
+@policies.command("list")
+def list_policies() -> None:
+    """What policy= accepts: name, class, and the distribution that brings it."""
+    from schedlab.experiments.policy import show_policies
+
+    show_policies()
+
+
+@policies.command()
+def new(
+    name: Annotated[str, typer.Argument(help="of the policy and its package: small letters, digits, - and _")],
+    folder: Annotated[Path, typer.Option("--in", help="where the package's folder is made")] = Path("."),
+) -> None:
+    """Write an installable package with one policy, its YAML and its test."""
+    from schedlab.experiments.policy import new_package
+
+    written = new_package(name, folder)
+    root, option = folder / name, name.replace("-", "_")
+    print(*written, sep="\n")
+    print(f"\nnext: pip install -e {root}\n      schedlab policy check policy={option}")
+    print(f"      schedlab run policy={option} engine=virtual model=llama3.1-8b")
+
+
+@policies.command(context_settings=dict(FORWARDS), add_help_option=False)
+def check(context: typer.Context) -> None:
+    """Try the contract's properties on a policy: schedlab policy check policy=NAME check.seconds=25"""
+    from schedlab.experiments.policy import check_job
+    from schedlab.experiments.run.compose import run_with_overrides
+
+    run_with_overrides(check_job, context.args, "policy check")
 
 
 @models.command()

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schedlab.experiments.bench.device_rows import Device, Row
+    from schedlab.experiments.device.rows import Device, Row
 
 Section = Callable[["Device"], Iterator["Row"]]
 
 
 def sections() -> dict[str, Section]:
     """In the order of their worth: what is cut when time is short comes last."""
-    from schedlab.experiments.bench import engine_checks, kernel_checks, kernel_speeds
+    from schedlab.experiments.device import engine_checks, kernel_checks, kernel_speeds
 
     return {
         "ceilings": kernel_speeds.ceilings,
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which is from here on
     import torch
 
-    from schedlab.experiments.bench.device_rows import Device
+    from schedlab.experiments.device.rows import Device
 
     if not options.interpret and not torch.cuda.is_available():
         print("device_check: expected a GPU, found none; --interpret runs small shapes on the CPU", file=sys.stderr)
@@ -103,7 +103,7 @@ def collect(device: Device, options: argparse.Namespace, elapsed: Callable[[], f
 
 def guarded(name: str, section: Section, device: Device) -> list[Row]:
     """The section's rows; if it fails, those before the failure and one that tells it."""
-    from schedlab.experiments.bench.device_rows import Row
+    from schedlab.experiments.device.rows import Row
 
     rows: list[Row] = []
     try:

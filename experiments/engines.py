@@ -1,6 +1,5 @@
 """What `engine=` names: an executor, the scheduler's limits for it, and the clocks that can measure it.
 
-Knows how models, hardware and memory sizes become the arguments of an executor; knows nothing of policies or workloads.
 In Python, models and hardware may be given by the name of their preset: `engines.virtual("llama3.1-8b", "h100")`.
 """
 
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.run.checks import check_arguments
+from schedlab.framework.admission import Admission
 from schedlab.framework.clock import BusyClock, Clock, VirtualClock, WallClock
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
@@ -60,10 +60,11 @@ class EngineSetup:
     python: str | None = None
 
     def engine(
-        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None
-    ) -> Engine:
+        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None = None,
+        admission: Admission | None = None,
+    ) -> Engine:  # fmt: skip
         """An engine that will run `policy` over `source`."""
-        return Engine(policy, self.executor, source, self.config, clock, recorder, predictor)
+        return Engine(policy, self.executor, source, self.config, clock, recorder, predictor, admission)
 
     def counters(self) -> dict[str, int]:
         """What the engine counted beside its rows, when it has run."""

@@ -1,6 +1,6 @@
 """The estimator that policies are configured with: step times of the configured model on the configured hardware.
 
-Knows presets and profiles; what it computes is framework/cost/estimator.py's.
+What it computes is framework/cost/estimator.py's.
 """
 
 from __future__ import annotations

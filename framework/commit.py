@@ -15,14 +15,15 @@ from schedlab.framework.columns import Columns
 from schedlab.framework.executor import StepResult
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.limits import EngineConfig, ending
-from schedlab.framework.policy import Admitted, Event, Preempted, Progressed
+from schedlab.framework.policy import Admitted, Event, Preempted, Progressed, Rejected
 from schedlab.framework.request import EngineRequest, State
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.step import Decision
 
 
 class Commit:
-    """Applies executed steps to the books. `finish` ends a request; `observe` tells the policy, if it listens."""
+    """Applies executed steps to the books. `finish` ends a request by itself, `leave` for another reason; `observe`
+    tells the policy, if it listens."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class Commit:
         config: EngineConfig,
         eos_token_ids: tuple[int, ...],
         finish: Callable[[EngineRequest, State, int], None],
+        leave: Callable[[EngineRequest, State, int], None],
         observe: Callable[[Event], None] | None,
     ) -> None:
         self.ledger = ledger
@@ -40,6 +42,7 @@ class Commit:
         self.config = config
         self.eos_token_ids = eos_token_ids
         self.finish = finish
+        self.leave = leave
         self.observe = observe
 
     def apply(self, decision: Decision, batch: Batch, result: StepResult, now: int) -> None:
@@ -48,6 +51,8 @@ class Commit:
             self.columns.store(batch, result.tokens)
         if decision.preempted or decision.admitted:
             self.move(decision)
+        if decision.rejected:
+            self.turn_away(decision, now)
         if result.failed:
             ended = self._progress_without_failed(batch, result, now)
         else:
@@ -78,6 +83,14 @@ class Commit:
             self.ledger.enter_running(request)
             if self.observe is not None:
                 self.observe(Admitted(request, start))
+
+    def turn_away(self, decision: Decision, now: int) -> None:
+        """What the policy rejected ends."""
+        for request, reason in decision.rejected:
+            request.reason = reason
+            self.leave(request, "rejected", now)
+            if self.observe is not None:
+                self.observe(Rejected(request))
 
     def _note_admission(self, request: EngineRequest, start: int, now: int) -> None:
         if request.first_scheduled_ns is None:

@@ -12,7 +12,7 @@ from schedlab.framework.step cimport Decision, Step
 
 
 cdef class Engine:
-    cdef public object name, policy, executor, source, config, clock, recorder, predictor, columns
+    cdef public object name, policy, executor, source, config, clock, recorder, predictor, columns, admission
     cdef public object standing_until, horizon_ns
     cdef public Ledger ledger
     cdef public Commit commit
@@ -49,5 +49,5 @@ cdef class Engine:
     cdef Batch _batch(self, Decision decision, Py_ssize_t steps=*)
     cdef _fill_inputs(self, Decision decision, Batch batch, columns)
     cpdef finish(self, EngineRequest request, state, now)
-    cdef _leave(self, EngineRequest request, state, now)
+    cpdef _leave(self, EngineRequest request, state, now)
     cdef _record_end(self, EngineRequest request, state, now)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from schedlab.framework import invariants
+from schedlab.framework.admission import Admission, refusal
 from schedlab.framework.batch import Batch
 from schedlab.framework.block_pool import AdjacentPool, BlockPool
 from schedlab.framework.chain import Chains
@@ -49,6 +50,7 @@ class Engine:
         clock: Clock,
         recorder: Recorder,
         predictor: Predictor | None = None,
+        admission: Admission | None = None,
     ) -> None:
         check_policy(policy)
         self.name = type(policy).__name__
@@ -67,6 +69,7 @@ class Engine:
         self.clock = clock
         self.recorder = recorder
         self.predictor = predictor
+        self.admission = admission
         self.ledger = self._allocate()
         self.columns = self._columns() if executor.needs_inputs else None
         self.standing_until: float | None = None  # a held decision stands before this time; None: ask the policy
@@ -85,8 +88,9 @@ class Engine:
         self.journal = Journal(recorder, self.ledger, self._modelled_us)
         self._chains = Chains(self.ledger, config.max_chained_steps)
         self.commit = Commit(
-            self.ledger, self.columns, recorder, config, executor.eos_token_ids, self.finish, self._observe
-        )
+            self.ledger, self.columns, recorder, config, executor.eos_token_ids, self.finish, self._leave,
+            self._observe,
+        )  # fmt: skip
         self._jump: Jump | None = None
         if config.fast_forward and can_jump(clock, executor):
             decode_cost: Callable[[int], StandingCost] = executor.decode_cost  # type: ignore[attr-defined]
@@ -165,14 +169,15 @@ class Engine:
         return True
 
     def submit(self, request: EngineRequest) -> None:
-        """`request` becomes visible now: it waits, or is rejected if it can never fit."""
+        """`request` becomes visible now: it waits, or is rejected if it can never fit or finds the queue full."""
         if request._request_id in self._requests:
             raise ConfigError(f"request {request._request_id}: a request of this name is already in the engine")
         self._idle_until_ns = None
-        reason = never_fits(request, self.config)
+        now = self.clock.now()
+        reason = never_fits(request, self.config) or refusal(request, self.ledger, self.config, self.admission, now)
         if reason is not None:
             request.reason = reason
-            self._record_end(request, "rejected", self.clock.now())
+            self._record_end(request, "rejected", now)
             return
         set_limits(request, self.config)
         if self.predictor is not None:
@@ -268,7 +273,7 @@ class Engine:
             self._check_held(decision)
         else:
             self._check(decision)
-        if decision.idle_until_ns is not None:
+        if decision.idle_until_ns is not None or not (decision.prefills or decision.decodes):
             self._idle(decision)
             return
         if held and self.config.honour_holds:
@@ -304,8 +309,9 @@ class Engine:
         if decision.idle_until_ns is not None:
             if decision.prefills or decision.decodes:
                 raise PolicyError(self.name, "granted tokens and called idle_until in one step")
-            self._check_wakes(decision.idle_until_ns, decision.now_ns)
-        elif not (decision.prefills or decision.decodes):
+            if len(decision.rejected) < len(self._requests):
+                self._check_wakes(decision.idle_until_ns, decision.now_ns)
+        elif not (decision.prefills or decision.decodes or decision.rejected):
             raise PolicyStalled(self.name, "granted nothing and did not idle: " + self._head_lacks(decision))
 
     def _check_wakes(self, until_ns: float, now_ns: int) -> None:
@@ -313,7 +319,8 @@ class Engine:
             raise PolicyStalled(self.name, f"idle_until({until_ns / 1e9} s) at {now_ns / 1e9} s never wakes")
 
     def _check_held(self, decision: Decision) -> None:
-        if decision.prefills or decision.preempted or decision.idle_until_ns is not None or not decision.decodes_all:
+        idle = decision.idle_until_ns is not None
+        if decision.prefills or decision.preempted or decision.rejected or idle or not decision.decodes_all:
             self._check(decision)
             raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
 
@@ -353,8 +360,7 @@ class Engine:
         self.commit.apply(decision, batch, result, now)
 
     def _idle(self, decision: Decision) -> None:
-        """The policy chose to wait: run pending copies, pass the time, move what was preempted."""
-        assert decision.idle_until_ns is not None
+        """The policy chose to wait, or only rejected: run pending copies, move what was preempted, pass the time."""
         batch, result, duration = self._batch(decision), StepResult(0), 0
         if batch.copies_out:
             result = self.executor.execute(batch)
@@ -362,8 +368,10 @@ class Engine:
             duration = self.clock.now() - decision.now_ns
         self.journal.step(decision, batch, replace(result, bound=None), duration, 0.0)
         self.commit.move(decision)
-        self._idle_until_ns = decision.idle_until_ns
-        self._pass_time(decision.idle_until_ns)
+        self.commit.turn_away(decision, self.clock.now())
+        if decision.idle_until_ns is not None and self._requests:
+            self._idle_until_ns = decision.idle_until_ns
+            self._pass_time(decision.idle_until_ns)
 
     def _pass_time(self, until_ns: float) -> None:
         """Idle until `until_ns`, until something happens, or up to the horizon, whichever comes first."""

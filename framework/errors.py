@@ -1,4 +1,4 @@
-"""Every error that a user can cause, as one clear line. Knows nothing of where it is raised.
+"""Every error that a user can cause, as one clear line.
 
 Internal invariants are assertions instead: they say that the framework, not the user, is wrong.
 """

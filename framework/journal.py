@@ -113,7 +113,8 @@ class Journal:
 
     def _decision(self, decision: Decision, steps: int = 1) -> None:
         """What was granted and preempted, and what was refused. A chain decides all its steps at once."""
-        if decision.decodes_all and not (decision.prefills or decision.preempted or decision.refusals):
+        changes = decision.prefills or decision.preempted or decision.rejected or decision.refusals
+        if decision.decodes_all and not changes:
             self.recorder.decode_all(self.num_steps, decision.now_ns, steps)
             return
         grants, starts = [], []
@@ -131,6 +132,7 @@ class Journal:
             decision.refusals,
             None if idle is None or math.isinf(idle) else int(idle),
             starts,
+            [(request._request_id, reason) for request, reason in decision.rejected],
         )
         if steps > 1:
             self.recorder.decode_all(self.num_steps + 1, decision.now_ns, steps - 1)

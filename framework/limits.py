@@ -22,7 +22,8 @@ class EngineConfig:
     `audit_every`: boundaries between full audits of the books; above 1, more of them where the books are large, so that
     audits take little of a run. `max_chained_steps`: decode steps of a held decision
     that run back to back, as one boundary: arrivals and aborts wait for its end, and its tokens become visible there
-    together.
+    together. `max_num_waiting_reqs`, `max_num_queued_reqs` (waiting and running) and `max_num_queued_tokens` (prompt
+    tokens still to compute): who arrives beyond is rejected.
     """
 
     num_blocks: int
@@ -38,6 +39,9 @@ class EngineConfig:
     fast_forward: bool = True
     honour_holds: bool = True
     audit_every: int = 1000
+    max_num_waiting_reqs: int | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for key in (
@@ -51,6 +55,9 @@ class EngineConfig:
         ):
             if getattr(self, key) < 1:
                 raise ConfigError(f"engine.{key}: expected a number of at least 1, found {getattr(self, key)}")
+        for key in ("max_num_waiting_reqs", "max_num_queued_reqs", "max_num_queued_tokens"):
+            if (limit := getattr(self, key)) is not None and limit < 1:
+                raise ConfigError(f"engine.{key}: expected null or a number of at least 1, found {limit}")
         if not 0 <= self.swap_space_gib < math.inf:
             raise ConfigError(f"engine.swap_space_gib: expected a size of at least 0, found {self.swap_space_gib}")
         if not 0 <= self.watermark < 1:

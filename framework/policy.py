@@ -63,7 +63,14 @@ class Aborted:
     request: Request
 
 
-Event = Arrived | Admitted | Progressed | Preempted | Finished | Aborted
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """`request`, which waited, was turned away by the policy."""
+
+    request: Request
+
+
+Event = Arrived | Admitted | Progressed | Preempted | Finished | Aborted | Rejected
 
 
 class Policy:

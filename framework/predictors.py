@@ -1,4 +1,4 @@
-"""Output-length predictors: what `predicted_output_tokens` says. Knows requests; knows nothing of who reads it."""
+"""Output-length predictors: what `predicted_output_tokens` says."""
 
 from __future__ import annotations
 

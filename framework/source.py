@@ -1,4 +1,4 @@
-"""Where the engine's requests come from: the protocol. Knows no trace format and no arrival process."""
+"""Where the engine's requests come from: the protocol."""
 
 from __future__ import annotations
 

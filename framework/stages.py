@@ -1,7 +1,4 @@
-"""The client's side of a request: what happens before the policy sees it and after a token has been made.
-
-Knows how long a stage takes and how to put it around any source; knows no tokenizer, no network and no metric.
-"""
+"""The client's side of a request: what happens before the policy sees it and after a token has been made."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from schedlab.framework.request cimport EngineRequest
 
 cdef class Decision:
     cdef public object now_ns, idle_until_ns, hold_until_ns
-    cdef public list prefills, decodes, preempted, refusals
+    cdef public list prefills, decodes, preempted, refusals, rejected
     cdef public dict admitted
     cdef public Py_ssize_t decodes_at
     cdef public bint decodes_all
@@ -35,6 +35,8 @@ cdef class Step:
     cpdef grant_decodes(self, requests=*)
     @cython.locals(req=EngineRequest, books=Books)
     cpdef preempt(self, request, mode=*)
+    @cython.locals(req=EngineRequest)
+    cpdef reject(self, request, reason=*)
     cpdef Decision close(self)
     @cython.locals(books=Books, quote=Quote, tokens=Py_ssize_t, spare=Py_ssize_t, admission=bint)
     cdef _grant_prefill(self, EngineRequest req, max_tokens)

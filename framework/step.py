@@ -31,6 +31,8 @@ class Grant(NamedTuple):
 
 
 ONE = Grant(1)
+SHED = "shed"
+"""Begins the reason of a request that a policy rejected."""
 SERVABLE = ("running", "waiting", "preempted", "swapped")
 NO_BUDGET = Grant(0, "budget")
 NO_SLOT = Grant(0, "slots")
@@ -42,12 +44,12 @@ class Decision:
     order.
 
     `decodes_all`: `decodes` are all that decode, in their order. `preempted` has the slot that each victim held;
-    `admitted` the start of each new request. Times are ns or infinite.
+    `admitted` the start of each new request, `rejected` why each is turned away. Times are ns or infinite.
     """
 
     __slots__ = (
         "admitted", "decodes", "decodes_all", "decodes_at", "hold_until_ns", "idle_until_ns", "now_ns", "preempted",
-        "prefills", "refusals",
+        "prefills", "refusals", "rejected",
     )  # fmt: skip
 
     def __init__(self, now_ns: int) -> None:
@@ -59,6 +61,7 @@ class Decision:
         self.admitted: dict[EngineRequest, int] = {}
         self.preempted: list[tuple[EngineRequest, PreemptMode, int]] = []
         self.refusals: list[tuple[str, str]] = []
+        self.rejected: list[tuple[EngineRequest, str]] = []
         self.idle_until_ns: float | None = None
         self.hold_until_ns: float | None = None
 
@@ -280,6 +283,23 @@ class Step:
         self._decision.preempted.append((req, done, slot))
         return done
 
+    def reject(self, request: Request, reason: str = "") -> None:
+        """Turn away for good a request that waits, was preempted or is swapped, and was not granted or preempted in
+        this step. It ends as `rejected` when the step has run, with `shed:` and `reason`; until then it is in
+        `waiting`, and what it holds on the host is not free.
+
+        A step may do nothing else: it then takes no time, and the policy is asked again. Not together with `hold`.
+        """
+        if self._closed:
+            self._is_over("reject")
+        req = _own(request)
+        if req.step == self._index:
+            self._fail("a request that this step granted, preempted or rejected cannot be rejected in it", req)
+        if req._state not in SERVABLE or req._state == "running":
+            self._fail(f"only a waiting request can be rejected: it is {req._state}", req)
+        req.step = self._index
+        self._decision.rejected.append((req, f"{SHED}:{reason}"))
+
     def idle_until(self, t: float = math.inf) -> None:
         """Grant nothing until `t` seconds, the next arrival or the next abort, whichever comes first."""
         if self._closed:
@@ -402,7 +422,8 @@ class Step:
             or req in self._decision.decodes
             or any(req is p.request for p in self._decision.prefills)
         )
-        rule = "a second grant in one step" if granted else "was preempted in this step and cannot be granted in it"
+        lost = "rejected" if any(req is other for other, _ in self._decision.rejected) else "preempted"
+        rule = "a second grant in one step" if granted else f"was {lost} in this step and cannot be granted in it"
         self._fail(rule, req)
 
     def _is_over(self, name: str) -> None:

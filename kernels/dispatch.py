@@ -1,11 +1,11 @@
 """Which implementation of the kernels serves a device: 'triton', 'torch', 'native' or 'reference'.
 
-Knows the names and signatures of the operations and nothing of how they work. Triton is imported only when chosen, so
-that a machine without it can run on torch.
+Triton is imported only when chosen, so that a machine without it can run on torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,8 @@ class Kernels(NamedTuple):
     prefill_attention: Operation
     decode_attention: Operation
     sample: Operation
+    in_tiles: Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor] = lambda f, rows: f(rows)
+    """How any other function of rows is applied so that what the implementation promises of their bits holds."""
 
 
 class Operation(Protocol):

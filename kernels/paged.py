@@ -1,7 +1,7 @@
 """Keys and values of sequences out of paged caches, by torch: whose blocks they are in, and how to gather them.
 
-Knows block tables and lengths, nothing of attention. Shape letters: N sequences, G of them gathered together, B blocks
-of a table's row, H key-value heads, C keys of one sequence, D head size.
+Shape letters: N sequences, G of them gathered together, B blocks of a table's row, H key-value heads, C keys of one
+sequence, D head size.
 """
 
 from __future__ import annotations

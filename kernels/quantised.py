@@ -2,7 +2,7 @@
 
 Rounding to nearest, no calibration data. int8 is symmetric; int4 has a scale and an offset, as the weights of so few
 steps must reach from the least to the largest. Scales and offsets are bfloat16, and weights are rounded to what these
-can say. Knows one matrix, not models or speed. Shape letters: O rows, K columns, G groups of a row.
+can say. Shape letters: O rows, K columns, G groups of a row.
 """
 
 from __future__ import annotations

@@ -115,6 +115,7 @@ INVARIANT = Kernels(
     prefill_attention=prefill_attention,
     decode_attention=decode_attention,
     sample=torch_backend.sample,  # row by row
+    in_tiles=lambda function, rows: _by_tiles(function, rows),
 )
 
 

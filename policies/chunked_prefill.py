@@ -9,20 +9,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedlab.framework.step import Step
-from schedlab.policies.common import check_chunk, chunked_step
+from schedlab.policies.common import PromptLimits, check_chunk, chunked_step
 from schedlab.policies.preemption import ChoosingVictims
 
 
 @dataclass
 class ChunkedPrefill(ChoosingVictims):
-    """`chunk_size` caps the tokens of a step, decodes included."""
+    """`chunk_size` caps the tokens of a step, decodes included.
+
+    `long_prefill_token_threshold`: tokens of one prompt in a step at most, so that a long prompt leaves room for those
+    behind it. `max_num_partial_prefills`: prompts that are partly computed at a time; one that would be another waits,
+    and those behind it that can be computed whole in the step go first. Named as in vLLM; null: no limit.
+    """
 
     chunk_size: int = 512
+    long_prefill_token_threshold: int | None = None
+    max_num_partial_prefills: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_chunk(self.chunk_size)
+        for key in ("long_prefill_token_threshold", "max_num_partial_prefills"):
+            if (limit := getattr(self, key)) is not None and limit < 1:
+                raise ValueError(f"policy.{key}: expected null or at least 1, found {limit}")
 
     def schedule(self, step: Step) -> None:
-        if chunked_step(step, lambda step: step.waiting, self.chunk_size, self.mode, self.victim):
+        limits = PromptLimits(self.long_prefill_token_threshold, self.max_num_partial_prefills)
+        if chunked_step(step, lambda step: step.waiting, self.chunk_size, self.mode, self.victim, limits):
             step.hold()

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, Step
@@ -87,14 +87,32 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     return needed + spare <= step.free_blocks
 
 
-def continue_prefills(step: Step, room: int, mode: Mode = "recompute", victims: Victims = newest) -> int:
+class PromptLimits(NamedTuple):
+    """How prompts share a step: `chunk` tokens of one of them at most, and `partial` of them partly computed at a time.
+
+    With a limit of `partial`, what can be computed whole in the step overtakes a prompt that would be one too many.
+    """
+
+    chunk: int | None = None
+    partial: int | None = None
+
+    def chunk_of(self, room: int) -> int:
+        return room if self.chunk is None else min(room, self.chunk)
+
+
+NO_LIMITS = PromptLimits()
+
+
+def continue_prefills(
+    step: Step, room: int, mode: Mode = "recompute", victims: Victims = newest, limits: PromptLimits = NO_LIMITS
+) -> int:
     """Up to `room` tokens to the running prompts, oldest first; `victims` make room. Returns the tokens granted."""
     granted = 0
     for request in step.prefilling:
         if granted >= room:
             break
         if request.state == "running":
-            granted += continue_prefill(step, request, room - granted, mode, victims)
+            granted += continue_prefill(step, request, limits.chunk_of(room - granted), mode, victims)
     return granted
 
 
@@ -126,6 +144,26 @@ def admit(step: Step, order: Iterable[Request], room: int, spare_blocks: int = 0
     return granted
 
 
+def admit_limited(step: Step, order: Iterable[Request], room: int, limits: PromptLimits) -> int:
+    """As `admit`, under `limits`: who would be one partly computed prompt too many is passed over."""
+    granted, partial = 0, sum(request.state == "running" for request in step.prefilling)  # this step's last ones too
+    for request in order:
+        if not may_be_admitted(step, request):
+            continue
+        if granted >= room or not step.free_slots or not fits_whole(step, request):
+            break
+        chunk = limits.chunk_of(room - granted)
+        whole = remaining(step, request) <= chunk
+        if not whole and limits.partial is not None and partial >= limits.partial:
+            continue
+        grant = step.grant(request, chunk)
+        if not grant:
+            break
+        granted += grant.tokens
+        partial += not whole
+    return granted
+
+
 def can_admit(step: Step, request: Request) -> bool:
     """Whether the waiting `request` could be admitted now, budget aside."""
     return bool(step.free_slots) and fits_whole(step, request)
@@ -145,6 +183,7 @@ def chunked_step(
     chunk_size: int,
     mode: Mode = "recompute",
     victims: Victims = newest,
+    limits: PromptLimits = NO_LIMITS,
 ) -> bool:
     """Stall-free mix: decodes, then running prompts, then waiting ones in `order`; `chunk_size` tokens in all.
 
@@ -154,9 +193,11 @@ def chunked_step(
     before = step.token_budget
     undisturbed = decode_all(step, mode, chunk_size, victims)
     room = min(chunk_size, before) - (before - step.token_budget)
-    chunks = continue_prefills(step, room, mode, victims)
+    chunks = continue_prefills(step, room, mode, victims, limits)
     if undisturbed and chunks < room and step.waiting and step.free_slots:
-        chunks += admit(step, order(step), room - chunks)
+        left = room - chunks
+        limited = limits != NO_LIMITS
+        chunks += admit_limited(step, order(step), left, limits) if limited else admit(step, order(step), left)
     return undisturbed and not chunks
 
 

@@ -1,4 +1,4 @@
-"""Arrival processes: endless streams of times in seconds, drawn in chunks. Knows nothing of what arrives.
+"""Arrival processes: endless streams of times in seconds, drawn in chunks.
 
 Renewal processes are given by their rate (arrivals a second) and the shape of their gaps; `RateCurve` bends any of them
 to a rate that changes with time.

@@ -1,6 +1,6 @@
 """From the batches of a reader to a `Trace`: grows columns, then sorts, links turns, counts failures, re-bases.
 
-Knows no file format. Memory is the columns themselves: they grow in place and are viewed by numpy without a copy.
+Memory is the columns themselves: they grow in place and are viewed by numpy without a copy.
 """
 
 from __future__ import annotations

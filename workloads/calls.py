@@ -1,6 +1,6 @@
 """Recorded calls with a start and an end: which waited for which, and how long after.
 
-Files of agents tell sessions and times; what a call waited for follows from them. Knows no format.
+Files of agents tell sessions and times; what a call waited for follows from them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A request arrives its think time after the last of its parents has ended and was delivered. `after` is the parent whose
 prompt it continues, `also_after` are the others. Requests that wait for one another, directly or not, and those of one
-session are a program. File order is free. Knows no format.
+session are a program. File order is free.
 """
 
 from __future__ import annotations

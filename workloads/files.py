@@ -1,7 +1,6 @@
 """Opening trace files: compression by content, text as UTF-8, every fault as one line that names the file.
 
-Knows bytes and lines; knows no trace format. A file that ends within a line, as that of a killed writer, is read up to
-the line above.
+A file that ends within a line, as that of a killed writer, is read up to the line above.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ _NO_TEXT = {
     b"PAR1": "is parquet, which format=table reads",
 }
 """How files that are no text begin, and what to do about them."""
+MAX_LINE = 1 << 26
+"""Characters of a line, 64 Mi: rows have a few thousand, and a file without ends of line must not fill the memory."""
 _cuts: ContextVar[list[str] | None] = ContextVar("cuts", default=None)
 
 
@@ -75,11 +76,30 @@ def note_cut(what: str) -> None:
     cuts.append(what)
 
 
+class BoundedText(io.TextIOWrapper):
+    """UTF-8 text of the file `path` whose lines are no longer than MAX_LINE. TraceError for a longer one."""
+
+    def __init__(self, raw: IO[bytes], path: str | Path) -> None:
+        super().__init__(raw, encoding="utf-8-sig", newline="")
+        self._path = path
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(MAX_LINE + 1 if size < 0 else size)
+        if len(line) > MAX_LINE:
+            raise TraceError(f"{self._path}: a line is longer than {MAX_LINE:,} characters; expected a row a line")
+        return line
+
+    def __next__(self) -> str:  # type: ignore[override]
+        if line := self.readline():
+            return line
+        raise StopIteration
+
+
 @contextmanager
 def open_text(path: str | Path) -> Iterator[IO[str]]:
     """The text of a plain, gzip or zstd file, whatever its name; a byte order mark is skipped."""
     try:
-        with _open_bytes(Path(path)) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+        with _open_bytes(Path(path)) as raw, BoundedText(raw, path) as text:
             yield text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: damaged or truncated compressed file ({error})") from error
@@ -91,7 +111,14 @@ def open_text(path: str | Path) -> Iterator[IO[str]]:
         raise TraceError(f"{path}: {error.strerror or error}") from error
 
 
+def check_regular(path: Path) -> None:
+    """TraceError for a pipe or a device: traces are read more than once, and need not end there."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise TraceError(f"{path}: is a pipe or a device, expected a file; write what comes from it into one first")
+
+
 def _open_bytes(path: Path) -> IO[bytes]:
+    check_regular(path)
     with path.open("rb") as file:
         head = file.read(32)
     if head.startswith(GZIP.magic):
@@ -115,6 +142,7 @@ def sha256(path: str | Path) -> str:
     if Path(path).is_dir():
         files = sorted(file for file in Path(path).iterdir() if file.is_file())
         return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    check_regular(Path(path))
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,4 +1,4 @@
-"""Joint distributions of (prompt, output) lengths in tokens. Knows nothing of when requests arrive."""
+"""Joint distributions of (prompt, output) lengths in tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may say about a trace file. Knows no format."""
+"""What a user may say about a trace file."""
 
 from __future__ import annotations
 

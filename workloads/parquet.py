@@ -1,4 +1,4 @@
-"""Records of parquet files in batches, by column. Knows arrow's types; knows no trace format."""
+"""Records of parquet files in batches, by column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of csv and json files in batches, by column. Knows rows and lines; knows no trace format."""
+"""Records of csv and json files in batches, by column."""
 
 from __future__ import annotations
 

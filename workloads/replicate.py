@@ -1,7 +1,4 @@
-"""Replicates of a recorded trace for repeated runs: disjoint parts of it, or a bootstrap of its time blocks.
-
-Knows which rows belong together and how a row that is used twice gets content of its own; knows no file.
-"""
+"""Replicates of a recorded trace for repeated runs: disjoint parts of it, or a bootstrap of its time blocks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Choosing and scaling rows of a trace. Every function returns a new trace and counts what it left out or changed.
 
-Knows no file and no arrival process beyond its interface; replicates are in replicate.py.
+Replicates are in replicate.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """What must hold of any trace before it is offered: each request has a name of its own, and what a turn continues can
 be continued by it alone.
-
-Knows the columns of a trace; changes nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Open loop: requests arrive as recorded. Sessions and programs: a request that is tied to others (`Trace.after`,
 `also_after`) arrives its think time after the last of their ends and deliveries, whatever the ends were: finished,
-rejected or aborted. Knows no format and no arrival process. Memory is the trace's columns, one chunk of rows as Python
-objects, and what is in flight.
+rejected or aborted. Memory is the trace's columns, one chunk of rows as Python objects, and what is in flight.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A row has `prompt` (text) or `messages` (a conversation for the chat template), and if known `arrival_s`, `max_tokens`,
 `output_tokens` (a replay forces this length; without it the request is live), `request_id`, `client` and `priority`.
-Knows rows and tokens; selection, arrivals and scaling are those of every recorded workload.
+Selection, arrivals and scaling are those of every recorded workload.
 """
 
 from __future__ import annotations

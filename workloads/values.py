@@ -1,8 +1,7 @@
 """Strict parsing of single values and whole columns: token counts, times, stamps, ids.
 
-A column is parsed in bulk where all its values are plain; otherwise value by value, which finds the faulty one. Knows
-nothing of files. Numeric strings are accepted ("12", "12.0", "1e3"); booleans, NaN, infinities, negatives and fractions
-of a token are not.
+A column is parsed in bulk where all its values are plain; otherwise value by value, which finds the faulty one. Numeric
+strings are accepted ("12", "12.0", "1e3"); booleans, NaN, infinities, negatives and fractions of a token are not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workloads as a configuration names them: a recorded file, chosen from and scaled, and its source for the engine.
 
-Knows the order in which options apply; the work is done in readers/, select.py, replicate.py and source.py.
+The work is done in readers/, select.py, replicate.py and source.py.
 """
 
 from __future__ import annotations

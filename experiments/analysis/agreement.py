@@ -1,7 +1,4 @@
-"""Whether runs of the same requests on the same model generated the same tokens, request by request.
-
-Knows the files of generated tokens; knows nothing of why two runs part.
-"""
+"""Whether runs of the same requests on the same model generated the same tokens, request by request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How far runs are from what no schedule could beat: the bounds of cost/bounds.py for runs on disk.
 
-Knows how to read a run's demand and rates from its files, and how to tell bounds in tables and pictures. A measured run
-is bounded by the datasheet of the machine that its configuration names: peaks, and no overheads.
+A run's demand and rates are read from its files. A measured run is bounded by the datasheet of the machine that its
+configuration names: peaks, and no overheads.
 """
 
 from __future__ import annotations

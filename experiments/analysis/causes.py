@@ -1,7 +1,7 @@
 """What made a run slow: four causes, the evidence for each, the change that it suggests and what that should bring.
 
 A cause is named where its share of the latency that it is about reaches a threshold; named causes are ranked by the
-seconds of a mean request that they took. Predictions hold everything else as it was, so they state an error. Knows
+seconds of a mean request that they took. Predictions hold everything else as it was, so they state an error. From
 attributions and configurations; runs nothing.
 """
 
@@ -227,7 +227,7 @@ def interference(view: View) -> Cause | None:
 def _smaller_chunks(view: View) -> Suggestion:
     policy = view.config.get("policy", {})
     for knob in ("chunk_size", "stall_tokens"):
-        if knob in policy:
+        if isinstance(policy.get(knob), int):
             tokens = max(int(policy[knob]) // 2, 1)
             changes = Changes({f"policy.{knob}": tokens})
             return Suggestion(f"policy.{knob}={tokens}", changes, "itl/p99", _gap_with_chunks(view, tokens))
@@ -280,7 +280,7 @@ def _narrower_weights(view: View) -> Suggestion | None:
     dtype = NARROWER.get(engine.get("weight_dtype", ""))
     if dtype is None:
         return None
-    if dtype == "fp8" and "fp8" not in engine["hardware"]["peak_tflops"]:
+    if dtype == "fp8" and "fp8" not in (engine.get("hardware") or {}).get("peak_tflops", ()):
         dtype = "int8"
     words = f"engine.weight_dtype={dtype}, or a device with more memory bandwidth"
     predicted = tpot_with(view.run, view.past, dtype, view.tpot, view.weights)

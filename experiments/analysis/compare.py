@@ -1,6 +1,6 @@
 """`schedlab compare`: the table of runs and the verdicts on them, on the terminal, in files and in Weights & Biases.
 
-Knows how findings are written; every figure comes from table.py and verdicts.py.
+Every figure comes from table.py and verdicts.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy as np
 from schedlab.experiments.analysis.bounds import TIGHT, Tightness, as_json, of_variants
 from schedlab.experiments.analysis.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run, print_table
 from schedlab.experiments.analysis.verdicts import Answer, Finding, Verdicts, better_when
+from schedlab.experiments.run.manifest import made_here
 from schedlab.experiments.sweep.replicates import names_of
+from schedlab.framework.results.writer import write_json, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -226,8 +228,8 @@ def write(verdicts: Verdicts, directory: Path, told_bounds: Bounds | None = None
     """verdicts.json and verdicts.md."""
     paths = [directory / f"{VERDICTS}.json", directory / f"{VERDICTS}.md"]
     content = {**verdicts.as_json(), "bounds": as_json(told_bounds or {})}
-    paths[0].write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    paths[1].write_text(markdown(verdicts, told_bounds), encoding="utf-8")
+    write_json(paths[0], content)
+    write_whole(paths[1], markdown(verdicts, told_bounds))
     return paths
 
 
@@ -249,9 +251,15 @@ def wandb_settings(comparison: Comparison, directory: Path, mode: str | None) ->
     keys = {key: value for key, value in (told or {}).items() if key in known}
     whole = directory.resolve()
     keys["group"] = keys.get("group") or f"{whole.parent.name}/{whole.name}"
-    keys["mode"] = mode or keys.get("mode", "offline")
+    keys["mode"] = mode or ("disabled" if keys.get("mode") == "disabled" else _as_told(comparison, keys.get("mode")))
     settings = WandbConfig(**keys | {"job_type": "compare", "name": f"compare-{whole.name}"})
     return None if settings.mode == "disabled" else settings
+
+
+def _as_told(comparison: Comparison, mode: Any) -> str:
+    """The runs' own mode; nothing is uploaded because files from elsewhere say so."""
+    here = all(made_here(run.manifest) for run in comparison.runs)
+    return str(mode or "offline") if here else "offline"
 
 
 def report_to_wandb(verdicts: Verdicts, settings: WandbConfig, directory: Path) -> None:

@@ -82,7 +82,7 @@ def decide_again(
 def batches(decisions: Columns) -> Iterator[tuple[Any, int, int]]:
     """What each row executes, its first step and how many it stands for; steps that idle execute nothing."""
     for row in range(len(decisions["index"])):
-        batch = tuple(decisions[name][row] for name in ("preempted", "grants", "decodes"))
+        batch = tuple(decisions[name][row] for name in ("preempted", "grants", "decodes", "rejected"))
         if any(batch):
             index, repeat, decodes_at = (int(decisions[name][row]) for name in ("index", "repeat", "decodes_at"))
             yield (*batch, decodes_at), index, repeat

@@ -1,7 +1,7 @@
 """`schedlab diff`: where two runs part, what each saw and decided there, and what it did to every request.
 
 The first step at which the decision logs differ is found in the files; what the policies saw is had by executing both
-runs up to that step again. Knows runs and steps; statistics over many runs are compare's.
+runs up to that step again. Statistics over many runs are compare's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from schedlab.framework.results.metrics import Measurement
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import Columns
 from schedlab.framework.step import Step
+from schedlab.framework.vllm.own import OwnScheduler
 
 SHOWN = 8
 """Requests of a list that are named in the terminal."""
@@ -70,6 +71,7 @@ class Seen:
     preempted: tuple[tuple[str, str], ...]
     refusals: tuple[tuple[str, str], ...]
     idle_until_s: float | None
+    rejected: tuple[tuple[str, str], ...] = ()
 
 
 class Watched(Policy):
@@ -110,29 +112,35 @@ class Decided(Recorder):
 
     def decision(
         self, index: int, now_ns: int, preempted: Pairs, grants: Grants, decodes: Decodes, decodes_at: int,
-        refusals: Pairs, idle_until_ns: int | None, starts: Sequence[int] = (),
+        refusals: Pairs, idle_until_ns: int | None, starts: Sequence[int] = (), rejected: Pairs = (),
     ) -> None:  # fmt: skip
         self.last = {
             "grants": tuple(grants), "decodes": decodes if decodes == "all" else tuple(decodes),
-            "preempted": tuple(preempted), "refusals": tuple(refusals),
+            "preempted": tuple(preempted), "refusals": tuple(refusals), "rejected": tuple(rejected),
             "idle_until_s": None if idle_until_ns is None else idle_until_ns / 1e9,
         }  # fmt: skip
 
     def decode_all(self, index: int, now_ns: int, repeat: int = 1) -> None:
-        self.last = {"grants": (), "decodes": "all", "preempted": (), "refusals": (), "idle_until_s": None}
+        nothing = dict.fromkeys(("grants", "preempted", "refusals", "rejected"), ())
+        self.last = {**nothing, "decodes": "all", "idle_until_s": None}
 
 
 class Walk:
-    """A run executed again step by step, from some step on under observation."""
+    """A run executed again step by step, from some step on under observation. Of one that vLLM's own scheduler decided
+    there is nothing to observe.
+    """
 
     def __init__(self, past: PastRun, policy: Policy | None = None) -> None:
         limits = past.limits
+        self.is_opaque = past.manifest["policy"]["class"] == f"{OwnScheduler.__module__}.{OwnScheduler.__qualname__}"
         self._watched = Watched(policy or past.make_policy())
         self._decided = Decided(Measurement(limits.max_num_seqs, limits.num_blocks))
         self._engine: Engine = past.again(self._watched, self._decided, every_step=True)
 
     def to(self, index: int) -> Seen | None:
-        """Execute up to and with step `index`; None if the run ends before it."""
+        """Execute up to and with step `index`; None if the run ends before it, or cannot be observed."""
+        if self.is_opaque:
+            return None
         self._watched.from_index, self._watched.saw = index, None
         while self._engine.num_steps <= index:
             if not self._engine.step():
@@ -182,13 +190,17 @@ def changes(a: Columns, b: Columns) -> list[Change]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two runs. `at`: the step of each from which on they part; `seen`: these steps, None for a run that is over."""
+    """Two runs. `at`: the step of each from which on they part; `seen`: these steps, None for a run that is over.
+
+    `opaque`: of which runs no step can be seen.
+    """
 
     names: tuple[str, str]
     same_offered: bool
     at: tuple[int, int] | None
     seen: tuple[Seen | None, Seen | None]
     requests: tuple[Change, ...]
+    opaque: tuple[bool, bool] = (False, False)
 
     def as_json(self) -> dict[str, Any]:
         told = [None if seen is None else asdict(seen) for seen in self.seen]
@@ -204,12 +216,14 @@ def difference(a: str | Path, b: str | Path, walks: Sequence[Walk] | None = None
     tables = [past.tables for past in pasts]
     at = parting(tables[0].decisions, tables[1].decisions)
     seen: list[Seen | None] = [None, None]
+    opaque = (False, False)
     if at is not None:
         walks = walks or [Walk(past) for past in pasts]
         seen = [walk.to(index) for walk, index in zip(walks, at, strict=True)]
+        opaque = (walks[0].is_opaque, walks[1].is_opaque)
     same = offered_hash(Path(a)) == offered_hash(Path(b))
     return Difference(
-        (str(a), str(b)), same, at, (seen[0], seen[1]), tuple(changes(tables[0].requests, tables[1].requests))
+        (str(a), str(b)), same, at, (seen[0], seen[1]), tuple(changes(tables[0].requests, tables[1].requests)), opaque
     )
 
 
@@ -230,7 +244,9 @@ def left_text(left: Left) -> str:
     return f"{left.token_budget:,} tokens, {left.slots:,} slots, {left.blocks:,} blocks"
 
 
-def step_lines(name: str, seen: Seen | None) -> list[str]:
+def step_lines(name: str, seen: Seen | None, is_opaque: bool = False) -> list[str]:
+    if is_opaque:
+        return [f"{name}: vLLM's own scheduler decided, which is not executed again"]
     if seen is None:
         return [f"{name}: the run is over"]
     decodes = f"all {len(seen.decoding)}" if seen.decodes == "all" else named(list(seen.decodes))
@@ -238,6 +254,8 @@ def step_lines(name: str, seen: Seen | None) -> list[str]:
     decided += [f"decode {decodes}"] if seen.decodes else []
     victims = [f"{request} ({mode})" for request, mode in seen.preempted]
     decided += [f"preempt {named(victims)}"] if victims else []
+    turned_away = [f"{request} ({why})" for request, why in seen.rejected]
+    decided += [f"reject {named(turned_away)}"] if turned_away else []
     if not decided:
         until = "something happens" if seen.idle_until_s is None else f"{seen.idle_until_s:.6f} s"
         decided = [f"idle until {until}"]
@@ -272,8 +290,8 @@ def show(found: Difference, count: int) -> None:
         print("the runs take the same decisions")
     else:
         print(f"the decisions part at step {found.at[0]}")
-        for name, seen in zip(found.names, found.seen, strict=True):
-            print("\n".join(step_lines(name, seen)))
+        for name, seen, is_opaque in zip(found.names, found.seen, found.opaque, strict=True):
+            print("\n".join(step_lines(name, seen, is_opaque)))
     print("\n".join(request_lines(found, count)))
 
 
@@ -286,8 +304,8 @@ def walk_on(found: Difference, walks: Sequence[Walk]) -> None:
             continue
         at = [index + int(word or 1) for index in at]
         seen = [walk.to(index) for walk, index in zip(walks, at, strict=True)]
-        for name, one in zip(found.names, seen, strict=True):
-            print("\n".join(step_lines(name, one)))
+        for name, one, walk in zip(found.names, seen, walks, strict=True):
+            print("\n".join(step_lines(name, one, walk.is_opaque)))
         if seen == [None, None]:
             return
 
@@ -300,9 +318,9 @@ def _ask() -> str:
         return "q"
 
 
-def diff(a: Path, b: Path, *, requests: int, step: bool, form: str) -> None:
+def diff(a: Path, b: Path, *, requests: int, step: bool, form: str, trust: bool = False) -> None:
     """The command."""
-    walks = [Walk(PastRun(a)), Walk(PastRun(b))]
+    walks = [Walk(PastRun(a, trust)), Walk(PastRun(b, trust))]
     found = difference(a, b, walks)
     if form == "json":
         print(json.dumps(found.as_json(), indent=1))

@@ -16,6 +16,7 @@ from schedlab.experiments.analysis.causes import ERROR, Cause, Suggestion, View,
 from schedlab.experiments.analysis.rerun import rerun
 from schedlab.experiments.analysis.step_work import machine_of, time_shares
 from schedlab.experiments.analysis.table import Run
+from schedlab.experiments.run.manifest import made_here
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.results.reader import read_run
 
@@ -38,6 +39,8 @@ FROM_PYTHON = (
     "The run was made from Python, and its manifest does not say how to build its policy, model and engine: what "
     "depends on them is not suggested, and nothing can be tried. For runs of `schedlab run` it is."
 )
+
+NOT_TRIED = "Nothing was tried: --try does; the default is to try where this machine and version made the run."
 
 
 @dataclass(frozen=True)
@@ -105,20 +108,25 @@ class Explanation:
         return {**head, **tail, **rest}
 
 
-def explain(directory: Path, tried: bool = True) -> Explanation:
-    """The explanation of the run in `directory`. ConfigError for one without logs, or without a finished request."""
+def explain(directory: Path, tried: bool | None = None, trust: bool = False) -> Explanation:
+    """The explanation of the run in `directory`. ConfigError for one without logs, or without a finished request.
+
+    Suggestions are tried if `tried` or, where it is left out, if the run was made by this machine and version; parts
+    that are not schedlab's or a plug-in's are made again only with `trust`.
+    """
     run = read_run(directory)
     if run.status != "finished":
         raise ConfigError(f"{directory}: the run is {run.status}; expected a finished one")
     view = View(run)
     if not view.parts.has_ttft.any():
         raise ConfigError(f"{directory}: no request of the run had a first token; there is nothing to explain")
-    named = _tried(directory, view) if tried else [Named(cause, cause.suggest(view)) for cause in causes(view)]
+    tried = made_here(run.manifest) if tried is None else tried
+    named = _tried(directory, view, trust) if tried else [Named(cause, cause.suggest(view)) for cause in causes(view)]
     machine = machine_of(run.manifest or {})
     time = time_shares(run, view.past, machine[0].window if machine else None)
     requests = int(view.parts.has_ttft.sum())
     title, tails = _title(Run(directory, run)), view.slowest()
-    note = None if view.config else FROM_PYTHON
+    note = FROM_PYTHON if not view.config else None if tried else NOT_TRIED
     return Explanation(title, requests, view.ttft, view.tpot, *tails, view.weights, time, named, note)
 
 
@@ -130,7 +138,7 @@ def _title(run: Run) -> str:
 # ---- trials ----
 
 
-def _tried(directory: Path, view: View) -> list[Named]:
+def _tried(directory: Path, view: View, trust: bool) -> list[Named]:
     """The causes of a run with their trials. What a real engine ran is first repeated on the virtual clock: suggestions
     and predictions are for that run."""
     found = causes(view)
@@ -138,18 +146,18 @@ def _tried(directory: Path, view: View) -> list[Named]:
         return []
     manifest = view.run.manifest
     try:
-        before = view if (manifest or {}).get("clock") == "virtual" else View(rerun(directory, manifest))
+        before = view if (manifest or {}).get("clock") == "virtual" else View(rerun(directory, manifest, trust=trust))
     except SchedlabError as error:
         return [Named(cause, cause.suggest(view), Trial(failed=str(error))) for cause in found]
     suggested = [(cause, cause.suggest(before)) for cause in found]
-    return [Named(cause, suggestion, _trial(directory, before, suggestion)) for cause, suggestion in suggested]
+    return [Named(cause, suggestion, _trial(directory, before, suggestion, trust)) for cause, suggestion in suggested]
 
 
-def _trial(directory: Path, before: View, suggestion: Suggestion | None) -> Trial | None:
+def _trial(directory: Path, before: View, suggestion: Suggestion | None, trust: bool) -> Trial | None:
     if suggestion is None:
         return None
     try:
-        after = rerun(directory, before.run.manifest, suggestion.changes)
+        after = rerun(directory, before.run.manifest, suggestion.changes, trust=trust)
     except SchedlabError as error:
         return Trial(failed=str(error))
     return Trial(before.run.summary[suggestion.metric], after.summary[suggestion.metric])

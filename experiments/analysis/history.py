@@ -1,8 +1,6 @@
 """What every request of a run went through, step row by step row, from the logs alone.
 
-Knows the three tables and how grants, decodes and preemptions follow from them; knows no policy, no cost and no
-picture. Time is cut into *slots*: from the start of one logged step (a row may be a jump of many) to the start of the
-next.
+Time is cut into *slots*: from the start of one logged step (a row may be a jump of many) to the start of the next.
 """
 
 from __future__ import annotations

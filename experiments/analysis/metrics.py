@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.groups import GROUP_FIGURES, TURNED_AWAY
 from schedlab.framework.results.metrics import SUMMARY_KEYS
 
 MEANINGS = {
@@ -53,9 +54,17 @@ def show_metrics() -> None:
         print(f"{key:<{width}}  {meaning(key)}")
 
 
+def _of_a_part(key: str) -> bool:
+    """Whether a run with several classes or clients, or with requests turned away, may have this key."""
+    kind, _, rest = key.partition("/")
+    if kind in ("class", "client"):
+        return rest.rpartition("/")[2] in GROUP_FIGURES
+    return key == "shed_share" or (kind == "requests" and rest in TURNED_AWAY)
+
+
 def check_metric(key: str, option: str) -> None:
     """ConfigError for a `key` that is no metric, given as `option`."""
-    if key in SUMMARY_KEYS:
+    if key in SUMMARY_KEYS or _of_a_part(key):
         return
     close = difflib.get_close_matches(key, SUMMARY_KEYS)
     hint = f"did you mean {' or '.join(close)}? " if close else ""

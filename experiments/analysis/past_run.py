@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from schedlab.experiments.analysis.decisions import LoggedEnds
+from schedlab.experiments.analysis.rebuild import find, rebuild
 from schedlab.experiments.engines import CLOCKS, EngineSetup
 from schedlab.experiments.sweep.replicates import plain_knobs
+from schedlab.framework.admission import Admission
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock, RecordedClock
 from schedlab.framework.cost.expand import boundaries
@@ -28,8 +29,8 @@ from schedlab.framework.executor import Executor, StepResult
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import NS, EngineRequest
+from schedlab.framework.results import packed
 from schedlab.framework.results.metrics import Measurement
-from schedlab.framework.results.packed import find
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import RunTables
@@ -76,9 +77,12 @@ class Offers(Offered):
 
 @dataclass(frozen=True)
 class PastRun:
-    """A finished run and the parts to execute it again. ConfigError where its folder does not say what they were."""
+    """A finished run and the parts to execute it again. ConfigError where its folder does not say what they were, and
+    for parts that are not schedlab's or a plug-in's, unless these are trusted.
+    """
 
     directory: Path
+    trust: bool = False
 
     @cached_property
     def tables(self) -> RunTables:
@@ -109,7 +113,7 @@ class PastRun:
 
     @cached_property
     def workload(self) -> Offers:
-        path = find(self.directory, OFFERED)
+        path = packed.find(self.directory, OFFERED)
         if not path.exists():
             raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
         told = self.manifest["workload"]
@@ -145,22 +149,32 @@ class PastRun:
     def make_policy(self) -> Policy:
         """As it was before the run."""
         node = self.part("policy")
-        if node is not None:
-            return _build(node, "policy")  # type: ignore[no-any-return]
-        told = self.manifest["policy"]
-        module, _, name = told["class"].rpartition(".")
         try:
-            cls = getattr(import_module(module), name)
-            made: Policy = cls(**revived(cls, plain_knobs(self.manifest)))
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"{self.directory}: its policy {told['class']} cannot be made again ({error}); call replay with one"
-            ) from error
+            made: Policy = self._made(self._node_of_knobs() if node is None else node, "policy")
+        except ConfigError as error:
+            raise ConfigError(f"{self.directory}: {error}; from Python, call replay with a policy") from error
         return made
+
+    def _node_of_knobs(self) -> dict[str, Any]:
+        """The configuration of a policy that was given as an object: a function is named by its path."""
+        told = self.manifest["policy"]
+        cls = find(told["class"], "policy", trust=self.trust)
+        node: dict[str, Any] = {"_target_": told["class"]}
+        for name, value in plain_knobs(self.manifest).items():
+            function = isinstance(value, str) and callable(getattr(cls, name, None))
+            node[name] = {"_target_": value, "_partial_": True} if function else value
+        return node
+
+    def _made(self, node: Mapping[str, Any], place: str) -> Any:
+        return rebuild(node, place, trust=self.trust)
+
+    def make_admission(self) -> Admission | None:
+        node = self.part("admission")
+        return None if node is None else self._made(node, "admission")
 
     def make_predictor(self) -> Predictor | None:
         node = self.part("predictor")
-        return None if node is None else _build(node, "predictor")
+        return None if node is None else self._made(node, "predictor")
 
     def make_setup(self) -> EngineSetup:
         """The engine that it ran on, under the same limits and with the same modelled rates."""
@@ -169,7 +183,7 @@ class PastRun:
             raise ConfigError(f"{self.directory}: was run from Python, its engine is not in the files")
         rates = self.manifest.get("cost")
         changes = {**self.manifest["engine"], **({"profile": None} if rates else {})}
-        setup: EngineSetup = _build({**node, **changes}, "engine")
+        setup: EngineSetup = self._made({**node, **changes}, "engine")
         if rates and isinstance(setup.executor, CostExecutor):
             setup.executor.use_rates(rates)
         return setup
@@ -206,22 +220,5 @@ class PastRun:
             executor = NullExecutor(self._block_bytes if config.swap_space_gib else lambda block_size: block_size)
             source = LoggedEnds(source, self.tables.requests)
         told = recorder or Recorder(Measurement(config.max_num_seqs, config.num_blocks))
-        return Engine(policy or self.make_policy(), executor, source, config, clock, told, self.make_predictor())
-
-
-def revived(cls: Any, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Knobs as the policy takes them: a function, which a manifest names by its path, is that function again."""
-    found = dict(knobs)
-    for name, value in knobs.items():
-        if isinstance(value, str) and callable(getattr(cls, name, None)):
-            module, _, attribute = value.rpartition(".")
-            found[name] = getattr(import_module(module), attribute)
-    return found
-
-
-def _build(node: Mapping[str, Any], name: str) -> Any:
-    from omegaconf import OmegaConf
-
-    from schedlab.experiments.run import compose
-
-    return compose.build(OmegaConf.create(dict(node)), name)
+        policy, told_of = policy or self.make_policy(), (self.make_predictor(), self.make_admission())
+        return Engine(policy, executor, source, config, clock, told, *told_of)

@@ -1,7 +1,7 @@
 """Pictures of a run, and of several runs over each other, from their tables. PNG, units on every axis.
 
 Colours are Okabe and Ito's (jfly.uni-koeln.de/color), told apart with any colour vision; lines differ in dash as well.
-Knows what to draw; matplotlib is imported when something is drawn.
+matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from schedlab.experiments.analysis import series
 from schedlab.experiments.analysis.bounds import alone_ttft_s, draw_alone
 from schedlab.experiments.analysis.gaps import longest_gaps
 from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import folder_within, not_a_link
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,10 +45,10 @@ def save_comparison(runs: Mapping[str, RunTables], directory: Path) -> list[Path
 
 
 def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
-    directory.mkdir(parents=True, exist_ok=True)
+    folder_within(directory.parent, directory.name)
     paths = [directory / f"{name}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
-        figure.savefig(path, dpi=120)
+        figure.savefig(not_a_link(path), dpi=120)
     return paths
 
 

@@ -1,7 +1,4 @@
-"""Whether capacity was short in a run: without a queue, preemptions or split prompts, policies have nothing to decide.
-
-Knows the steps and requests of a run.
-"""
+"""Whether capacity was short in a run: without a queue, preemptions or split prompts, policies have nothing to decide."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from schedlab.experiments.analysis.decisions import parting
 from schedlab.experiments.analysis.past_run import PastRun
+from schedlab.experiments.analysis.rebuild import check_literal, rebuild
 from schedlab.experiments.run.manifest import MANIFEST, write_manifest
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
-from schedlab.framework.request import SLO
 from schedlab.framework.results.tables import RunTables
 from schedlab.workloads.workload import Workload
 
@@ -40,12 +40,12 @@ class Replayed:
         return self.digest == self.again
 
 
-def replay(directory: str | Path, policy: Policy | None = None) -> Replayed:
+def replay(directory: str | Path, policy: Policy | None = None, *, trust: bool = False) -> Replayed:
     """Execute the run in `directory` again; `policy` is the one it had, where the files cannot say.
 
     ConfigError for a run whose folder lacks what is needed.
     """
-    past = PastRun(Path(directory))
+    past = PastRun(Path(directory), trust)
     engine = past.again(policy)
     engine.run()
     tables = engine.recorder.close(backlog_end=engine.num_unfinished, counters={})
@@ -71,7 +71,7 @@ def same_times(past: PastRun, again: RunTables) -> bool:
 
 def counterfactual(
     directory: str | Path, policy: Policy, out: Path | None = None, *, label: str | None = None,
-    node: Mapping[str, Any] | None = None, predictor: Predictor | None = None,
+    node: Mapping[str, Any] | None = None, predictor: Predictor | None = None, trust: bool = False,
 ) -> RunTables:  # fmt: skip
     """What `policy` makes of the same requests on the same engine; in the run directory `out`, if given.
 
@@ -80,13 +80,14 @@ def counterfactual(
     """
     from schedlab.experiments.run.api import Experiment
 
-    past = PastRun(Path(directory))
+    past = PastRun(Path(directory), trust)
     setup, config, labels = past.make_setup(), past.manifest["config"], past.manifest["labels"]
     slo = past.part("slo")
     tables = Experiment(
         policy=policy, workload=cast(Workload, past.workload), engine=setup, seed=int(labels.get("seed", 0)),
-        slo=None if slo is None else SLO(**{key: value for key, value in slo.items() if key != "_target_"}),
-        predictor=predictor or past.make_predictor(), clock=past.manifest["clock"], **config.get("measure", {}),
+        slo=None if slo is None else rebuild(slo, "slo"),
+        predictor=predictor or past.make_predictor(), admission=past.make_admission(), clock=past.manifest["clock"],
+        **config.get("measure", {}),
         config={**config, "policy": dict(node or {"class": type(policy).__name__})},
         labels={**labels, "policy": label or type(policy).__name__},
         overrides={key: value for key, value in past.manifest["overrides"].items() if key.split(".")[0] != "policy"},
@@ -97,10 +98,12 @@ def counterfactual(
     return tables
 
 
-def replay_command(directory: Path, policy: str | None, words: Sequence[str], out: Path | None) -> bool:
+def replay_command(
+    directory: Path, policy: str | None, words: Sequence[str], out: Path | None, *, trust: bool = False
+) -> bool:
     """The command. Returns whether the decisions were the same; under another policy nothing is asserted."""
     if policy is None:
-        return _told(directory, replay(directory))
+        return _told(directory, replay(directory, trust=trust))
     from omegaconf import OmegaConf
 
     from schedlab.experiments.analysis.table import Comparison
@@ -110,12 +113,13 @@ def replay_command(directory: Path, policy: str | None, words: Sequence[str], ou
     config = compose.compose([f"policy={policy}", *words])
     past = PastRun(directory).manifest["config"]
     if "estimator" in past:  # step times of that run's model and machine, where the policy asks for them
+        check_literal(past["estimator"], "estimator")
         OmegaConf.update(config, "estimator", past["estimator"], merge=False, force_add=True)
     made, predictor = compose.build(config.policy, "policy"), compose.build_optional(config.predictor, "predictor")
     node = compose.resolve(config.policy)
     with tempfile.TemporaryDirectory() as kept_nowhere:
         place = out or Path(kept_nowhere)
-        counterfactual(directory, made, place, label=policy, node=node, predictor=predictor)
+        counterfactual(directory, made, place, label=policy, node=node, predictor=predictor, trust=trust)
         comparison = Comparison.read([directory, place])
         comparison.names = [comparison.runs[0].policy, policy]
         comparison.show()

@@ -1,7 +1,6 @@
 """`schedlab report DIR`: what a run or a sweep left, as one HTML file that needs nothing else.
 
-Knows which pictures and tables belong together and collects their data from the files; draws in report_plots.py, and
-lays out in templates/report.html.j2.
+Pictures are drawn in report_plots.py; the layout is templates/report.html.j2.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from schedlab.experiments.analysis.explain import SAID, SPENT, cause_lines, expl
 from schedlab.experiments.analysis.report_plots import svg
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
-from schedlab.experiments.analysis.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run
+from schedlab.experiments.analysis.table import SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run, figures_of
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.writer import folder_within, not_a_link, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -123,7 +123,8 @@ class Report:
 
     def summary(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows: mean over the replicates, with its 95 % interval where there are two and more."""
-        rows = [[f.heading, *(written(f, v.values(f.key)) for v in self.variants)] for f in FIGURES]
+        figures = figures_of(key for v in self.variants for run in v.runs for key in run.tables.summary)
+        rows = [[f.heading, *(written(f, v.values(f.key)) for v in self.variants)] for f in figures]
         return ["", *(v.name for v in self.variants)], [row for row in rows if set(row[1:]) != {UNKNOWN}]
 
     def bounds(self) -> dict[str, list[tuple[str, ...]]]:
@@ -208,9 +209,9 @@ def per_client(run: Run) -> dict[str, float]:
 # ---- what the template is given ----
 
 
-def explained(variant: Variant, tried: bool) -> dict[str, Any]:
+def explained(variant: Variant, tried: bool | None, trust: bool) -> dict[str, Any]:
     """Parts of TTFT and TPOT in ms with their shares, and causes in words."""
-    found = explain(variant.first.directory, tried)
+    found = explain(variant.first.directory, tried, trust)
     return {
         "parts": {"TTFT": _parts(found.ttft, found.slowest_ttft), "TPOT": _parts(found.tpot, found.slowest_tpot)},
         "time": {SPENT[part]: share for part, share in found.time.items()},
@@ -244,7 +245,9 @@ def facts(run: Run) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in rows.items()]
 
 
-def write_report(directory: Path, out: Path | None = None, tried: bool = True) -> tuple[Path, list[Path]]:
+def write_report(
+    directory: Path, out: Path | None = None, tried: bool | None = None, trust: bool = False
+) -> tuple[Path, list[Path]]:
     """report.html in `directory`, or `out`; and every picture of it as PNG and SVG in `plots/` beside it."""
     from jinja2 import Environment, PackageLoader
 
@@ -261,21 +264,22 @@ def write_report(directory: Path, out: Path | None = None, tried: bool = True) -
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    path.write_text(environment.get_template("report.html.j2").render(
+    write_whole(path, environment.get_template("report.html.j2").render(
         title=directory.resolve().name, header=header, rows=rows, notes=report.comparison.notes, inline=inline,
         failed=report.comparison.failed, replicates=max(len(variant.runs) for variant in report.variants),
         left_out=len(report.variants) - len(report.drawn), verdicts=report.verdicts(), bounds=report.bounds(),
         sections=report.sections,
-        own=[(section, explained(variant, tried)) for variant, section in own], facts=facts(report.variants[0].first),
+        own=[(section, explained(variant, tried, trust)) for variant, section in own],
+        facts=facts(report.variants[0].first),
         change=written_change, caption=draw.caption, manifest=json.dumps(report.variants[0].first.manifest, indent=1),
-    ), encoding="utf-8")  # fmt: skip
+    ))  # fmt: skip
     return path, saved
 
 
 def save(pictures: Mapping[str, Picture], inline: Mapping[str, str], directory: Path) -> list[Path]:
     """Each as PNG and SVG."""
-    directory.mkdir(parents=True, exist_ok=True)
+    folder_within(directory.parent, directory.name)
     for name, picture in pictures.items():
-        picture.savefig(directory / f"{name}.png", dpi=120)
-        (directory / f"{name}.svg").write_text(inline[name] + "\n", encoding="utf-8")
+        picture.savefig(not_a_link(directory / f"{name}.png"), dpi=120)
+        write_whole(directory / f"{name}.svg", inline[name] + "\n")
     return [directory / f"{name}.{form}" for name in pictures for form in ("png", "svg")]

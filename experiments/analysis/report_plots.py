@@ -1,7 +1,6 @@
 """The pictures of a report: each one panel wide, so that they can be read on a phone. Units on every axis.
 
-Knows what to draw and draws with plots.py's colours, which any colour vision tells apart; lines differ in dash, points
-in shape as well.
+Colours are those of plots.py, which any colour vision tells apart; lines differ in dash, points in shape as well.
 """
 
 from __future__ import annotations

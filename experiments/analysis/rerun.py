@@ -1,11 +1,11 @@
 """A run again from its own folder: the manifest's configuration, the requests that were offered, and named changes.
 
-Knows how a manifest becomes an experiment; keeps nothing on disk. What ran on a real engine is repeated on the virtual
-clock.
+Nothing is kept on disk. What ran on a real engine is repeated on the virtual clock.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
@@ -16,6 +16,7 @@ import numpy as np
 
 from schedlab.experiments import engines
 from schedlab.experiments.analysis.past_run import PastRun
+from schedlab.experiments.analysis.rebuild import put, rebuild
 from schedlab.experiments.run.api import Experiment
 from schedlab.framework.engine import EngineConfig
 from schedlab.framework.errors import ConfigError
@@ -45,39 +46,46 @@ def repeatable(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("policy"), Mapping)
 
 
-def rerun(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes | None = None) -> RunTables:
+def rerun(
+    directory: Path, manifest: Mapping[str, Any] | None, changes: Changes | None = None, *, trust: bool = False
+) -> RunTables:
     """What the run in `directory` leaves with `changes`, its manifest too.
 
     ConfigError if the folder does not say how to repeat it.
     """
-    experiment = experiment_again(directory, manifest, changes or Changes())
+    experiment = experiment_again(directory, manifest, changes or Changes(), trust=trust)
     tables = experiment.run()
     tables.manifest = experiment.manifest()
     return tables
 
 
-def experiment_again(directory: Path, manifest: Mapping[str, Any] | None, changes: Changes) -> Experiment:
+def experiment_again(
+    directory: Path, manifest: Mapping[str, Any] | None, changes: Changes, *, trust: bool = False
+) -> Experiment:
     """What would run again."""
-    from omegaconf import OmegaConf
-
-    from schedlab.experiments.run import compose
-
-    config = (manifest or {}).get("config", {})
-    if not repeatable(config):
+    told = (manifest or {}).get("config", {})
+    if not repeatable(told):
         raise ConfigError(f"{directory}: its manifest, of a run from Python, does not say how to build it")
-    node = OmegaConf.create({**config, "engine": virtual_engine(config, (manifest or {})["engine"])})
+    config = copy.deepcopy({**told, "engine": virtual_engine(told, (manifest or {})["engine"])})
     for key, value in changes.keys.items():
-        OmegaConf.update(node, key, value, merge=False, force_add=True)
+        put(config, key, value)
     offered = PastRun(directory).workload
+
+    def part(place: str) -> Any:
+        node = config.get(place)
+        return rebuild(node, place, trust=trust) if isinstance(node, Mapping) and "_target_" in node else None
+
     return Experiment(
-        policy=compose.build(node.policy, "policy"),
+        policy=part("policy"),
         workload=replace(offered, trace=share_of(offered.trace, changes.replicas)),
-        engine=compose.build(node.engine, "engine"),
+        engine=part("engine"),
         seed=0,
-        slo=compose.build_optional(node.slo, "slo"),
-        predictor=compose.build_optional(node.predictor, "predictor"),
-        **config["measure"],
-        config=compose.resolve(node),
+        slo=part("slo"),
+        predictor=part("predictor"),
+        admission=part("admission"),
+        start_s=config["measure"].get("start_s"),
+        stop_s=config["measure"].get("stop_s"),
+        config=config,
     )
 
 

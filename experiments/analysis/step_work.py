@@ -1,7 +1,4 @@
-"""What every step of a run computed, from its logs: FLOPs and bytes beside the time it took.
-
-Knows histories and the roofline's parts; measures nothing.
-"""
+"""What every step of a run computed, from its logs: FLOPs and bytes beside the time it took."""
 
 from __future__ import annotations
 
@@ -93,6 +90,7 @@ def time_shares(run: RunTables, past: Histories, window: Window = None) -> dict[
 
 def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
     """The model and the machine that a manifest names; None for an engine that computes no model."""
+    from schedlab.experiments.analysis.rebuild import rebuild
     from schedlab.experiments.analysis.rerun import repeatable, virtual_engine
     from schedlab.experiments.engines import DTYPES, MODEL_EXTRAS
     from schedlab.framework.model.config import ModelConfig
@@ -102,7 +100,7 @@ def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
         return None
     engine = virtual_engine(config, {})
     shape = ModelConfig.from_mapping({k: v for k, v in engine["model"].items() if k not in MODEL_EXTRAS})
-    machine = Hardware(**{k: v for k, v in engine["hardware"].items() if k != "_target_"})
+    machine: Hardware = rebuild({**engine["hardware"]}, "hardware")
     held = DTYPES.get(str(config["engine"].get("dtype")), "bf16")  # by a real engine: its keys and values, and weights
     weights = engine["model"].get("weight_dtype") or engine.get("weight_dtype") or held
     return Roofline(shape, weights, engine.get("kv_cache_dtype", held), engine.get("tensor_parallel", 1)), machine

@@ -1,6 +1,6 @@
 """Finished runs side by side, from their files: headline figures, what differs between the runs, which tokens agree.
 
-Knows how to read runs and how to lay a table out (terminal in ms, Markdown, JSON); computes no figure of its own.
+It is laid out for the terminal (in ms), Markdown and JSON; no figure is computed here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from schedlab.experiments.analysis.agreement import describe_agreement
 from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.groups import TURNED_AWAY
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import write_json, write_whole
@@ -62,7 +63,26 @@ FIGURES = (
     Figure("requests/rejected", "rejected", ",d"),
     Figure("scheduler/us_per_step", "scheduler µs/step", ",.1f"),
 )
+CLASS_FIGURES = {
+    "slo_attainment": ("SLO met", ".1%", 1.0),
+    "ttft_p99": ("TTFT p99 ms", ",.1f", 1e3),
+    "tpot_p99": ("TPOT p99 ms", ",.1f", 1e3),
+    "finished": ("finished", ",d", 1.0),
+    "rejected": ("rejected", ",d", 1.0),
+    "service_share": ("share of service", ".1%", 1.0),
+}
+"""What is shown of each SLO class where a run has several."""
 HEADLINE = ("ttft/p99", "itl/p99", "throughput/output_tokens_per_s", "slo/attainment", "requests/finished")
+
+
+def figures_of(keys: Iterable[str]) -> list[Figure]:
+    """FIGURES, and what `keys` have beyond them: why requests were turned away, and the figures of SLO classes."""
+    further = [Figure(f"requests/{reason}", reason.replace("_", " "), ",d") for reason in TURNED_AWAY]
+    names = dict.fromkeys(key.split("/")[1] for key in keys if key.startswith("class/"))
+    for name in names:
+        for key, (heading, form, scale) in CLASS_FIGURES.items():
+            further.append(Figure(f"class/{name}/{key}", f"{name}: {heading}", form, scale))
+    return [*FIGURES, *further]
 
 
 @dataclass(frozen=True)
@@ -157,9 +177,8 @@ class Comparison:
 
     def rows(self) -> list[list[str]]:
         """Heading and values of each figure that any run knows."""
-        written = [
-            [figure.heading, *(figure.write(run.figures.get(figure.key)) for run in self.runs)] for figure in FIGURES
-        ]
+        figures = figures_of(key for run in self.runs for key in run.figures)
+        written = [[f.heading, *(f.write(run.figures.get(f.key)) for run in self.runs)] for f in figures]
         return [row for row in written if set(row[1:]) != {UNKNOWN}]
 
     def laid_out(self) -> tuple[list[str], list[list[str]]]:

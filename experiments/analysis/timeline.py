@@ -1,8 +1,8 @@
 """A run as a picture in time: `timeline.json` in the Chrome trace-event format, which Perfetto opens offline.
 
 One track for the engine's steps, with counters and rejections, and one a request: preparation, queued, prefill with its
-chunks, decode, preempted, swapped, delivery. Knows the format and the histories of requests; computes no figure.
-The format: "Trace Event Format" (Google, 2016), slices as B and E pairs, times in microseconds.
+chunks, decode, preempted, swapped, delivery. The format: "Trace Event Format" (Google, 2016), slices as B and E pairs,
+times in microseconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from schedlab.experiments.analysis.history import Histories, History, Phase, his
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS
 from schedlab.framework.results.tables import RunTables
+from schedlab.framework.results.writer import write_whole
 
 TIMELINE = "timeline.json"
 ENGINE, REQUESTS = 1, 2
@@ -64,7 +65,7 @@ def write_timeline(run: RunTables, path: Path, start_s: float | None = None, sto
     if (start_s, stop_s) != (None, None) and all(event["ph"] == "M" for event in found):
         raise ConfigError(f"timeline: nothing happened in [{window.start_ns / NS:g}, {window.stop_ns / NS:g}) s")
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in found)
-    path.write_text('{"displayTimeUnit":"ms","traceEvents":[\n' + lines + "\n]}\n", encoding="utf-8")
+    write_whole(path, '{"displayTimeUnit":"ms","traceEvents":[\n' + lines + "\n]}\n")
     return len(found)
 
 
@@ -133,8 +134,8 @@ def _rejections(run: RunTables, window: Window) -> Iterator[Event]:
 
 def _request(past: Histories, history: History) -> Iterator[Slice]:
     """What it went through in order; chunks lie within the prefill that they are of."""
-    if history.status == "rejected":
-        return
+    if history.status == "rejected" and history.finished_ns == history.visible_ns:
+        return  # on arrival
     first, end = history.first_scheduled_ns, history.finished_ns
     yield Slice("preparation", history.arrival_ns, min(history.visible_ns, end))
     yield Slice("queued", history.visible_ns, end if first is None else first)

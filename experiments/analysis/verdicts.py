@@ -1,7 +1,7 @@
 """Better, worse or inconclusive: what paired replicates of runs say of a variant against its baseline.
 
-Knows metrics, which direction is good, and how a family of them is judged; statistics.py has the inference,
-replicates.py says which runs belong together. Shows and writes nothing: see compare.py.
+statistics.py has the inference, replicates.py says which runs belong together. Shows and writes nothing: see
+compare.py.
 """
 
 from __future__ import annotations
@@ -32,14 +32,24 @@ SECONDARY = (
 """What is looked at beside the primary metric where nothing is asked; those that no run knows are left out."""
 LOWER_IS_BETTER = (
     "ttft", "tpot", "itl", "e2e", "queue", "preemptions", "recomputed_tokens", "backlog_end", "makespan_s", "scheduler",
-    "batch/idle_slot_share", "requests/rejected", "requests/aborted", "requests/length_capped", "requests/failed",
+    "batch/idle_slot_share", "requests/rejected",
+    "requests/shed", "requests/queue_full", "requests/rate_limited", "shed_share",
+    "requests/aborted", "requests/length_capped", "requests/failed",
 )  # fmt: skip
 HIGHER_IS_BETTER = ("throughput", "goodput", "slo", "prefix", "fairness", "requests/finished")
+
+
+BETTER_IN_A_PART = {
+    "slo_attainment": 1, "finished": 1, "output_tokens_per_s": 1, "ttft_p99": -1, "tpot_p99": -1, "rejected": -1,
+}  # fmt: skip
+"""Of the figures of one SLO class or client."""
 
 
 def better_when(metric: str) -> int:
     """-1 if lower is better, 1 if higher is, 0 for a metric that is neither."""
     group = metric.partition("/")[0]
+    if group in ("class", "client"):
+        return BETTER_IN_A_PART.get(metric.rpartition("/")[2], 0)
     if metric in LOWER_IS_BETTER or group in LOWER_IS_BETTER:
         return -1
     return int(metric in HIGHER_IS_BETTER or group in HIGHER_IS_BETTER)

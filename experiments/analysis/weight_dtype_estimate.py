@@ -1,4 +1,4 @@
-"""What narrower weights would make of a run's time per output token. Knows step logs and rates; runs nothing.
+"""What narrower weights would make of a run's time per output token.
 
 At a given stream of arrivals, faster steps also mean fewer requests at a time (Little's law) and fewer prompts in the
 time of a token, so the gain is more than that of the weights alone; where a queue stands, both stay as they are.

@@ -1,7 +1,4 @@
-"""Mutants of a module: copies with one comparison or one number changed, and how one takes the module's place.
-
-Knows syntax trees and modules; knows nothing of what a module is for or of who objects.
-"""
+"""Mutants of a module: copies with one comparison or one number changed, and how one takes the module's place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A peer that lives in an environment of its own: `peer_worker.py` under that environment's Python, asked in JSON.
-
-Knows the process and the lines; not what they measure, nor any engine.
-"""
+"""A peer that lives in an environment of its own: `peer_worker.py` under that environment's Python, asked in JSON."""
 
 from __future__ import annotations
 

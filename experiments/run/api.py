@@ -1,7 +1,6 @@
 """Runs in Python: `schedlab.run(policy, workload, engine)`, without Hydra and, if wished, without files.
 
-Puts a policy, a workload and an engine's setup together, runs them to the end, and hands back the tables. Knows nothing
-of configuration groups, sweeps or trackers.
+Puts a policy, a workload and an engine's setup together, runs them to the end, and hands back the tables.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from schedlab.experiments.run.manifest import describe_run, workload_facts, writ
 from schedlab.experiments.run.offered import Counted, Logged, offered
 from schedlab.experiments.run.progress import Quiet
 from schedlab.experiments.run.text import StopStrings, answer_text
+from schedlab.framework.admission import Admission
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
@@ -57,6 +57,7 @@ class Experiment:
     seed: int = 0
     slo: SLO | None = None
     predictor: Predictor | None = None
+    admission: Admission | None = None
     clock: str = "auto"
     start_s: float | None = None
     stop_s: float | None = None
@@ -90,7 +91,7 @@ class Experiment:
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
-                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor)
+                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor, self.admission)
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
                     engine.run(self._after_steps(source, shown, between))

@@ -1,6 +1,6 @@
 """Checks values of a configuration against the type annotations of what they are passed to.
 
-Knows int, float, bool, str, None, lists, unions and Literal, of which knobs are made; lets everything else pass.
+Checked are int, float, bool, str, None, lists, unions and Literal, of which knobs are made; all else passes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The one place that touches Hydra: from words on the command line to a config, and from its errors to one line.
-
-Knows nothing of what a run does with its config.
-"""
+"""The one place that touches Hydra: from words on the command line to a config, and from its errors to one line."""
 
 from __future__ import annotations
 

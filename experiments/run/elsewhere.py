@@ -13,24 +13,34 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-import schedlab
+from schedlab.core import PACKAGE
+from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.progress import Lines, Quiet
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.tables import RunTables
-
-if TYPE_CHECKING:
-    from schedlab.experiments.run.api import Experiment
+from schedlab.workloads.trace import Trace
 
 LOG = "engine.log"
 TAIL = 3
 """Lines of the other environment's log that are told where it ended without a word."""
 
 
-def run_elsewhere(experiment: Experiment, out: Path | None, progress: Quiet | None) -> RunTables:
+class Portable(Protocol):
+    """What travels: an `Experiment`, as far as is said here."""
+
+    engine: EngineSetup
+    config: Mapping[str, Any]
+
+    @property
+    def trace(self) -> Trace: ...
+
+
+def run_elsewhere(experiment: Portable, out: Path | None, progress: Quiet | None) -> RunTables:
     """Run to the end in `experiment.engine.python`; its tables. With `out`, what it says there is in `engine.log`."""
     assert experiment.trace is not None  # loaded here, so that no reader of traces is needed there
     with tempfile.TemporaryDirectory(prefix="schedlab-") as work:
@@ -40,8 +50,8 @@ def run_elsewhere(experiment: Experiment, out: Path | None, progress: Quiet | No
         return read_run(directory)
 
 
-def _run(experiment: Experiment, directory: Path, work: Path, shows: bool) -> None:
-    (work / "schedlab").symlink_to(Path(schedlab.__file__).resolve().parent)
+def _run(experiment: Portable, directory: Path, work: Path, shows: bool) -> None:
+    (work / "schedlab").symlink_to(PACKAGE.resolve())
     (work / "job.pickle").write_bytes(_pickled(experiment, directory, shows))
     path = os.pathsep.join([str(work), os.getcwd()])
     environment = {"VLLM_LOGGING_LEVEL": "WARNING", **os.environ, "PYTHONPATH": path}
@@ -59,7 +69,7 @@ def _run(experiment: Experiment, directory: Path, work: Path, shows: bool) -> No
         raise ConfigError(f"engine.python={words[0]}: ended with {done.returncode}: {' | '.join(last)}")
 
 
-def _pickled(experiment: Experiment, directory: Path, shows: bool) -> bytes:
+def _pickled(experiment: Portable, directory: Path, shows: bool) -> bytes:
     there = copy.copy(experiment)
     there.config = dict(experiment.config)  # plain, as Hydra's part of it would need Hydra there
     try:

@@ -1,4 +1,4 @@
-"""`schedlab generate "prompt" …`: text from a model on the terminal, as it comes. Knows words, keys and printing."""
+"""`schedlab generate "prompt" …`: text from a model on the terminal, as it comes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`schedlab run`: from a composed config to a run directory, a line or a table, and a W&B run.
 
-Knows which part of the config becomes which part of an experiment. A job that fails leaves a result that says so and
-costs the other jobs of a sweep nothing.
+A job that fails leaves a result that says so and costs the other jobs of a sweep nothing.
 """
 
 from __future__ import annotations
@@ -157,6 +156,7 @@ def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment
         seed=settings.seed,
         slo=compose.build_optional(resolved["slo"], "slo"),
         predictor=compose.build_optional(resolved["predictor"], "predictor"),
+        admission=compose.build_optional(resolved["admission"], "admission"),
         clock=settings.clock,
         **resolved["measure"],
         observed_at=compose.build_optional(resolved["observed_at"], "observed_at"),
@@ -183,7 +183,9 @@ def tracker_of(keys: Mapping[str, Any], experiment: Experiment, directory: Path)
             *(str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels),
         ],
     )
-    return start_tracker(named, {**experiment.config, **flat_facts(experiment.manifest())}, directory)
+    return start_tracker(
+        named, {**experiment.config, **flat_facts(experiment.manifest())}, directory, in_sweep=sweep is not None
+    )
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:

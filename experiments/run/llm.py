@@ -1,8 +1,7 @@
 """`schedlab.LLM`: prompts in, text out, over the same engine and policies that experiments run.
 
 A call's clock is the wall; times are the consumer's: a request arrives when it is handed over, its tokenising is
-preparation, and a token has come when the consumer has it. Knows prompts, texts and who waits for which; knows nothing
-of how a policy schedules.
+preparation, and a token has come when the consumer has it.
 """
 
 from __future__ import annotations

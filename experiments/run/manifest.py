@@ -1,6 +1,6 @@
 """What a run was made of: versions, code, machine, workload, seeds and the resolved configuration.
 
-Knows how to ask the system; knows nothing of results. Imports no torch: versions come from package metadata.
+Imports no torch: versions come from package metadata.
 """
 
 from __future__ import annotations
@@ -183,6 +183,14 @@ def hardware() -> dict[str, Any]:
     if torch is not None and torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def made_here(manifest: Mapping[str, Any] | None) -> bool:
+    """Whether the manifest says that this machine and version made the run. A convenience: whoever wrote it may lie."""
+    told, found = manifest or {}, hardware()
+    machine, known = told.get("hardware") or {}, told.get("versions") or {}
+    same = all(machine.get(name) == found[name] for name in ("machine", "cpu", "cpus", "memory_bytes"))
+    return same and known.get("schedlab") == __version__
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line now and then elsewhere. Knows counts, not what they mean."""
+"""How far a run is: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Generated text during and after a run: the tokens so far, stop strings, and a request's text.
-
-Knows engines and tokenizers; knows nothing of policies or of who reads the text.
-"""
+"""Generated text during and after a run: the tokens so far, stop strings, and a request's text."""
 
 from __future__ import annotations
 

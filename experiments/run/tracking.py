@@ -1,8 +1,8 @@
 """Weights & Biases as a copy of a run's files: one run, its config, curves, summary, a sample of requests, the files.
 
 Every run is written offline, without key or network; `online` uploads it when it has ended, in a process of its own
-that gets so much time and no more. So W&B never fails a run and never holds one up: whatever goes wrong is one
-warning, and `wandb sync` uploads later. Knows nothing of how a run is made.
+that gets so much time and no more. So W&B never fails a run and never holds one up: whatever goes wrong is one warning,
+and `wandb sync` uploads later.
 """
 
 from __future__ import annotations
@@ -25,10 +25,20 @@ import numpy as np
 
 from schedlab.experiments.analysis import series
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.results.tables import Columns, RunTables
+from schedlab.framework.results.tables import SCHEMAS, Columns, RunTables
+from schedlab.framework.results.writer import folder_within
 
 CDF_POINTS = 100
 MODES = ("offline", "online", "disabled")
+ALIASES = {"": "offline", "dryrun": "offline", "run": "online"}
+"""Older words of W&B's for WANDB_MODE, and none."""
+WORKLOAD, OUTPUTS = "workload.jsonl*", "outputs.jsonl*"
+OWN_FILES = (
+    "result.json", "manifest.json", "job.json", "job.log", "error.txt", "vllm_bench.json", "timeline.json",
+    *(f"{table}.{ending}" for table in SCHEMAS for ending in ("jsonl*", "parquet")), WORKLOAD, OUTPUTS,
+    "comparison.json", "comparison.md", "verdicts.json", "verdicts.md", "plots/*.png", "plots/*.svg",
+)  # fmt: skip
+"""Patterns of what schedlab writes into a run's or a sweep's directory."""
 TABLE_COLUMNS = (
     "request_id", "client", "slo", "status", "arrival_s", "first_scheduled_s", "first_token_s", "finished_s",
     "prompt_tokens", "output_tokens", "cached_tokens", "preemptions", "recomputed_tokens",
@@ -39,7 +49,8 @@ TABLE_COLUMNS = (
 class WandbConfig:
     """`conf/wandb`. An empty `mode`, from an empty WANDB_MODE, means offline.
 
-    `init_timeout_s` bounds the start of a run, `finish_timeout_s` its upload.
+    `init_timeout_s` bounds the start of a run, `finish_timeout_s` its upload. `log_workload` and `log_outputs`: the
+    files of what was asked and of what was answered, token by token, are among those that are copied.
     """
 
     mode: str = "offline"
@@ -53,6 +64,8 @@ class WandbConfig:
     finish_timeout_s: float = 5.0
     max_points: int = 100
     max_table_rows: int = 2000
+    log_workload: bool = True
+    log_outputs: bool = True
 
 
 class Tracker(Protocol):
@@ -66,15 +79,21 @@ class NoTracker:
         pass
 
 
-def start_tracker(settings: WandbConfig, config: Mapping[str, Any], directory: Path) -> Tracker:
-    """Open a W&B run in `directory`/wandb; if that fails, warn and go on without."""
-    mode = settings.mode or "offline"
+def start_tracker(
+    settings: WandbConfig, config: Mapping[str, Any], directory: Path, *, in_sweep: bool = False
+) -> Tracker:
+    """Open a W&B run in `directory`/wandb; if that fails, warn and go on without.
+
+    `in_sweep`: one of several, which must not share the id that WANDB_RUN_ID may give to a run of its own.
+    """
+    mode = ALIASES.get(settings.mode, settings.mode)
     if mode not in MODES:
         raise ConfigError(f"wandb.mode={mode}: expected one of {', '.join(MODES)}")
     if mode == "disabled":
         return NoTracker()
     tracker: Tracker = NoTracker()
-    with never_failing("no Weights & Biases run"):
+    own = dict.fromkeys(("WANDB_RUN_ID", "WANDB_RESUME")) if in_sweep else {}
+    with never_failing("no Weights & Biases run"), environment(own):
         tracker = WandbTracker(open_run(settings, config, directory), settings, directory, upload=mode == "online")
     return tracker
 
@@ -92,7 +111,7 @@ class WandbTracker:
             if tables is not None:
                 self._log_tables(tables)
             self._run.summary["status"] = "failed" if tables is None else tables.status
-            log_files(self._run, self._directory)
+            log_files(self._run, self._directory, self._settings)
         with never_failing("the Weights & Biases run did not finish"):
             self._run.finish(exit_code=int(tables is None))
             if self._upload:
@@ -175,16 +194,22 @@ def plain(values: list[Any]) -> list[Any]:
     return [None if value != value else value for value in values]
 
 
-def log_files(run: Any, directory: Path) -> None:
-    """The run directory as an artifact, without W&B's own files and Hydra's."""
+def log_files(run: Any, directory: Path, settings: WandbConfig) -> None:
+    """The files of a run as an artifact: those that schedlab writes, whatever else lies in its directory."""
     import wandb
 
     artifact = wandb.Artifact(f"files-{run.id}", type="run-files")
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory)
-        if path.is_file() and name.parts[0] not in ("wandb", ".hydra") and path.suffix != ".tmp":
-            artifact.add_file(str(path), name=name.as_posix(), policy="immutable")
+    for path in own_files(directory, settings):
+        artifact.add_file(str(path), name=path.relative_to(directory).as_posix(), policy="immutable")
     log_artifact(run, artifact, directory)
+
+
+def own_files(directory: Path, settings: WandbConfig) -> list[Path]:
+    """What a run or a comparison has written, without what the settings leave out; no links."""
+    left_out = {WORKLOAD: not settings.log_workload, OUTPUTS: not settings.log_outputs}
+    kept = [pattern for pattern in OWN_FILES if not left_out.get(pattern)]
+    found = {path for pattern in kept for path in directory.glob(pattern)}
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
 def log_artifact(run: Any, artifact: Any, directory: Path) -> None:
@@ -209,6 +234,7 @@ def open_run(settings: WandbConfig, config: Mapping[str, Any], directory: Path) 
 def start(settings: WandbConfig, config: Mapping[str, Any], directory: Path) -> Any:
     import wandb
 
+    folder_within(directory, "wandb")
     return wandb.init(
         dir=str(directory),
         project=settings.project,
@@ -287,17 +313,21 @@ def last_line(log: Path) -> str:
 
 
 @contextmanager
-def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """The process environment with `changes`, for a while."""
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """The process environment with `changes`, for a while; None: without that name."""
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    _set_environment(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @contextmanager

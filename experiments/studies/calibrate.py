@@ -1,7 +1,6 @@
 """`schedlab calibrate`: measures an engine's own steps over a designed grid and fits the cost profile of this machine.
 
-Knows how to judge a fit; how the steps are run is in measuring.py, which steps in grid.py, the fit in
-framework/cost/fit.py.
+How the steps are run is in measuring.py, which steps in grid.py, the fit in framework/cost/fit.py.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from schedlab.framework.cost.fit import (
 )
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline
+from schedlab.framework.cost.routing import DENSE, Routing
 from schedlab.framework.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ MOST_DISTURBED = 4.0
 # ---- fitting ----
 
 
-def fitted(points: Sequence[Point]) -> Coefficients:
+def fitted(points: Sequence[Point], routing: Routing = DENSE) -> Coefficients:
     """Rates after each kind's average step, then all of them raised or lowered together to what steps took on average.
 
     The fit counts little of what disturbed a few steps very much, but a run's clock adds it up.
     """
-    rates = fit(points)
+    rates = fit(points, routing)
     return at_level(rates, level(rates, points))
 
 
@@ -75,7 +75,7 @@ def at_level(rates: Coefficients, factor: float) -> Coefficients:
     return replace(rates, **{f.name: getattr(rates, f.name) * factor for f in fields(rates) if f.name.endswith("_ns")})
 
 
-def held_out_errors(measured: Sequence[Measured]) -> np.ndarray:
+def held_out_errors(measured: Sequence[Measured], routing: Routing = DENSE) -> np.ndarray:
     """float64 [steps]: |modelled / measured - 1|, by a fit that has seen no step of the same fifth of the cells."""
     folds = np.array([step.cell % FOLDS for step in measured])
     points = [step.point for step in measured]
@@ -84,7 +84,7 @@ def held_out_errors(measured: Sequence[Measured]) -> np.ndarray:
         seen = [point for point, f in zip(points, folds, strict=True) if f != fold]
         held = [point for point, f in zip(points, folds, strict=True) if f == fold]
         truth = np.array([point.duration_ns for point in held], dtype=float)
-        errors[folds == fold] = np.abs(predict_ns(fitted(seen), held) / truth - 1)
+        errors[folds == fold] = np.abs(predict_ns(fitted(seen, routing), held) / truth - 1)
     return errors
 
 
@@ -93,12 +93,12 @@ def make_profile(
 ) -> Profile:
     """The profile of what was measured; `facts` on how and where become part of its identity."""
     points = tuple(step.point for step in measured)
-    check_points(points)
+    check_points(points, roofline.routing)
     repeats, works = repeat_difference(points), len({point.work for point in points})
     error = FitError(float(errors.mean()), float(np.quantile(errors, 0.9)), repeats, len(points), works)
     copies = any(point.work.copied_bytes for point in points)
     identity = {**identity_of(roofline, hardware), "measured": facts}
-    return Profile(identity, fitted(points), copies, error, points)
+    return Profile(identity, fitted(points, roofline.routing), copies, error, points)
 
 
 def tolerated(error: FitError) -> float:
@@ -140,7 +140,7 @@ def calibrate_job(config: DictConfig) -> Path:
     extent = options.extent
     print(f"{setup.name} by the {setup.clock_name(config.clock)} clock, to {described(extent)}")
     measured = run_grid(setup, extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock)
-    errors = held_out_errors(measured)
+    errors = held_out_errors(measured, roofline.routing)
     profile = make_profile(measured, errors, roofline, hardware, facts(setup, config.clock, extent))
     path = Path(options.out) if options.out else compose.output_directory() / "profile.json"
     profile.save(path)

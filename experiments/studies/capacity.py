@@ -1,7 +1,7 @@
 """`schedlab capacity`: the highest rate at which each of several policies meets its SLO, and goodput against rate.
 
 One workload is offered at many rates, its arrivals scaled in time; every policy sees the same replicates at the same
-rates. Knows how to search and what to run; statistics.py has the intervals, capacity_result.py shows the result.
+rates. statistics.py has the intervals, capacity_result.py shows the result.
 
 A replicate's capacity is the highest rate of a grid at which attainment is as high as asked, found by bisection. That
 supposes attainment falls with the rate; where it does not, one of the crossings is found. Goodput is counted over the

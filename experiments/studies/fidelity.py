@@ -2,9 +2,8 @@
 
 One trace, below and above saturation, under each policy: real runs on this machine, and the same on the virtual clock
 with a profile that is measured meanwhile. A busy clock leaves out what happens between steps, so that cells of the
-calibration run there, and the machine, whatever else it has to do, is the same for both. Knows what is run, compared
-and tolerated; how steps are measured is in measuring.py, how decisions are taken again in decisions.py, how the result
-is shown in fidelity_result.py.
+calibration run there, and the machine, whatever else it has to do, is the same for both. How steps are measured is in
+measuring.py, how decisions are taken again in decisions.py, how the result is shown in fidelity_result.py.
 """
 
 from __future__ import annotations
@@ -158,7 +157,8 @@ class Profiler:
         if self._given is not None:
             return self._given
         measured = [*self._measured, *(step for steps in self._during.values() for step in steps)]
-        errors, setting = calibrate.held_out_errors(measured), self._setting
+        setting = self._setting
+        errors = calibrate.held_out_errors(measured, setting.roofline.routing)
         return calibrate.make_profile(measured, errors, setting.roofline, setting.hardware, {})
 
     def level(self, profile: Profile, case: Case) -> float:

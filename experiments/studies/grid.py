@@ -1,8 +1,7 @@
 """Which steps a calibration measures: cells of scripted requests, and the policy that makes an engine run them.
 
 A cell is a few requests that are prefilled, decoded together, mixed or swapped, step by step; every step of it is
-measured, the ones that only build up a context included. Knows lengths and the order of grants; knows nothing of time,
-of models or of what becomes of the measurements.
+measured, the ones that only build up a context included.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A policy's score in a cell, at a seed, is its goodput as a share of the best policy's on the same requests, so that 1.00
 means that nobody served more of them within the SLO. Each run is exact, for time is virtual; what another draw of the
-traffic would change, the interval over the seeds tells. Knows cells, figures and places; how a run is made is run.py's.
+traffic would change, the interval over the seeds tells. How a run is made is run/job.py's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs the cells of a grid on an engine and measures their steps, pass after pass or between the steps of another run.
 
 The real engine runs the cells as it is set up, driven by a script in place of a policy, so that a duration reaches from
-one boundary to the next with all that happens between. Knows how cells are run; the cells are in grid.py, what becomes
-of the measurements in calibrate.py.
+one boundary to the next with all that happens between. The cells are in grid.py; what becomes of the measurements, in
+calibrate.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`schedlab reproduce`: results that the literature knows, run again on the virtual clock.
 
 Each is an overlay `conf/experiment/NAME.yaml`, whose `reproduction` says where the result was published and which runs
-show it: `variants` by label, each under every value of `sweep`. Knows how to run them; what they say is
-reproduce_result.py's.
+show it: `variants` by label, each under every value of `sweep`. What they say is reproduce_result.py's.
 """
 
 from __future__ import annotations

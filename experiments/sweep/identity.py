@@ -1,7 +1,7 @@
 """What a run's numbers depend on: its configuration, the code that runs, and the files that it reads.
 
-Two runs of equal identity need be made only once. Knows how to find and hash these; knows nothing of directories of
-results. Versions of libraries and the machine are not part of it: the manifest has them.
+Two runs of equal identity need be made only once. Versions of libraries and the machine are not part of it: the
+manifest has them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The jobs of a sweep without Hydra's whole composition for each of them.
 
 Hydra composes a config once per set of chosen options; a job that differs in values alone is a copy of that, with
-Hydra's own rules for values applied. Knows configs and Hydra's bookkeeping; knows neither processes nor what a task
-does.
+Hydra's own rules for values applied.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class Composer:
         return "." in key or (key in self._master and not OmegaConf.is_config(self._master._get_node(key)))
 
 
-class Quick:
+class CachedConfigLoader:
     """Hydra's loader for a sweep of many jobs: checks one job for all that set the same keys."""
 
     def __init__(self, loader: ConfigLoader) -> None:

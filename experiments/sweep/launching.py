@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from schedlab.experiments.run.job import record_failure
 from schedlab.experiments.sweep import pool, remote
-from schedlab.experiments.sweep.jobs import Composer, Job, Quick, SweepTask, job_return, prepare
+from schedlab.experiments.sweep.jobs import CachedConfigLoader, Composer, Job, SweepTask, job_return, prepare
 from schedlab.experiments.sweep.remote import Cluster
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.reader import read_run
@@ -30,7 +30,7 @@ class Sweep:
     def of(cls, context: HydraContext, task: TaskFunction, config: DictConfig) -> Sweep:
         """Also spares Hydra's sweeper the composition of every job, with which it checks them."""
         loader = context.config_loader
-        context.config_loader = Quick(loader)  # type: ignore[assignment]
+        context.config_loader = CachedConfigLoader(loader)  # type: ignore[assignment]
         command = inspect.unwrap(task)  # without what catches its errors in this process
         if "<locals>" in command.__qualname__:
             raise ConfigError(f"hydra/launcher: expected a function of a module as task, found {command.__qualname__}")

@@ -1,7 +1,4 @@
-"""What a run returns to a sweeper that searches: a figure of its summary, worse than any other where a limit is broken.
-
-Knows summaries and limits; knows no sweeper.
-"""
+"""What a run returns to a sweeper that searches: a figure of its summary, worse than any other where a limit is broken."""
 
 from __future__ import annotations
 

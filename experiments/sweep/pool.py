@@ -1,8 +1,8 @@
 """Processes that are used again for one job after another.
 
 They are forked from a server that has imported what jobs need and has done nothing else: forks of the caller would
-inherit the locks and threads of torch or W&B, and processes of their own would import everything each. What jobs
-print reaches the caller line by line. A process that dies costs its job, and is replaced. Knows nothing of jobs.
+inherit the locks and threads of torch or W&B, and processes of their own would import everything each. What jobs print
+reaches the caller line by line. A process that dies costs its job, and is replaced.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which runs answer one question together: replicates of a variant, paired with the baseline's by what was offered.
 
-Knows run directories, their labels and what they were offered; knows nothing of statistics. Runs that were offered the
-same requests are one replicate, whatever their seeds say.
+Runs that were offered the same requests are one replicate, whatever their seeds say.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which runs of a directory are done, so that `resume=true` makes only the others.
 
 A run that got to its very end, pictures and trackers included, has `job.json` with its identity; it is written last, in
-one go, and removed before anything of the run is replaced. Knows directories and identities, not how a run is made.
+one go, and removed before anything of the run is replaced.
 """
 
 from __future__ import annotations

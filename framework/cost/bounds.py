@@ -1,6 +1,6 @@
 """What no schedule can beat: lower bounds on mean TTFT and mean E2E of a set of requests, an upper one on throughput.
 
-Knows the rates of a cost model and what requests demand; knows no policy and no engine. Times are nanoseconds.
+Times are nanoseconds.
 
 **The machine.** A step with work takes at least a fixed part `step_ns` and, over and above, a sum over its grants: each
 computed token, attended pair and emitted token has a least price (`Prices`). What a batch shares (reading the weights
@@ -74,7 +74,17 @@ class Prices:
     @property
     def token_ns(self) -> float:
         c = self.coefficients
-        return c.token_ns + least_per_unit(c.weights_ns, c.linear_ns, c.linear_ridge, self.max_num_batched_tokens)
+        most = self.max_num_batched_tokens
+        experts = float(self.experts_ns(np.array([most]))[0]) / most
+        return c.token_ns + least_per_unit(c.weights_ns, c.linear_ns, c.linear_ridge, most) + experts
+
+    def experts_ns(self, tokens_N: np.ndarray) -> np.ndarray:
+        """Of a step of so many tokens. A token's share falls with their number, as more of them read the same."""
+        c = self.coefficients
+        if not c.num_experts:
+            return np.zeros(len(tokens_N))
+        read_N = c.experts_ns * c.routing.distinct_of(tokens_N) / c.num_experts
+        return np.asarray(np.maximum(read_N, c.expert_token_ns * tokens_N))
 
     @property
     def row_ns(self) -> float:
@@ -111,11 +121,17 @@ class Prices:
         In k steps at least k · floor + rate · (tokens - k · ridge), which grows with k where floor >= rate · ridge.
         """
         c = self.coefficients
+        experts_N = self.alone_experts_ns(tokens_N, steps_N)
         floor_N = steps_N * c.weights_ns
         if c.weights_ns >= c.linear_ns * c.linear_ridge * (1 - 1e-12):
-            return np.asarray(floor_N + c.linear_ns * np.maximum(0.0, tokens_N - steps_N * c.linear_ridge))
+            return np.asarray(floor_N + c.linear_ns * np.maximum(0.0, tokens_N - steps_N * c.linear_ridge) + experts_N)
         least = least_per_unit(c.weights_ns, c.linear_ns, c.linear_ridge, self.max_num_batched_tokens)
-        return np.asarray(np.maximum(floor_N, least * tokens_N))
+        return np.asarray(np.maximum(floor_N, least * tokens_N) + experts_N)
+
+    def alone_experts_ns(self, tokens_N: np.ndarray, steps_N: np.ndarray) -> np.ndarray:
+        """Of so many tokens in so many steps or more: what they cost in one step, which is concave in them or a
+        multiple of them, or what a token costs in each step, whichever is more."""
+        return np.asarray(np.maximum(self.experts_ns(tokens_N), steps_N * self.experts_ns(np.ones(1))))
 
     @property
     def alone_row_ns(self) -> float:

@@ -1,23 +1,29 @@
 """A step's cost as nanoseconds per unit of work: the one form that rooflines and measured profiles share.
 
 Each product or attention is `floor + rate * max(0, x - ridge)`: with ridge = floor / rate this is the roofline's
-max(floor, rate * x); with ridge = 0 it is a sum. Knows nothing of models or of where the numbers come from.
-For a fixed set of decodes the cost is a constant plus a rate times the sum of their contexts.
+max(floor, rate * x); with ridge = 0 it is a sum. For a fixed set of decodes the cost is a constant plus a rate times
+the sum of their contexts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import cast
 
 import numpy as np
 
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Bound, Estimate, Roofline, Work, estimate, largest, overhead_s
+from schedlab.framework.cost.routing import Routing
 
 FRACTION_BITS = 20
 """Decode durations are fixed-point: whole 2^-20 ns, so that sums and products of integers are exact in any order."""
 _ONE = 1 << FRACTION_BITS
 _HALF = _ONE >> 1
+Rates = tuple[float, ...]
+"""The fields of `Coefficients` in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class Coefficients:
     prefill_step_ns, decode_step_ns   a step that prefills, that decodes: its attention is a kernel of its own
     matrix_ns    a step of two tokens or more: products of two matrices, for which a CPU has other kernels
     weights_ns, linear_ns, linear_ridge      projections: floor, per token beyond `linear_ridge` tokens
+    experts_ns, expert_token_ns   all experts of all layers read, of which a step reads its share; each token's
+    num_experts, experts_per_token, routing_skew   what that share follows from (`routing.py`); 0 in a dense model
     token_ns     each token's other traffic
     head_ns, logits_ns, logits_ridge         logits if any row is due: floor, per row beyond `logits_ridge` rows
     row_ns       each row's sampling and traffic
@@ -64,6 +72,11 @@ class Coefficients:
     copied_byte_ns: float = 0.0
     host_ns: float = 0.0
     host_request_ns: float = 0.0
+    experts_ns: float = 0.0
+    expert_token_ns: float = 0.0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    routing_skew: float = 0.0
 
     @classmethod
     def from_roofline(cls, roofline: Roofline, hardware: Hardware) -> Coefficients:
@@ -78,6 +91,8 @@ class Coefficients:
         works = (Work(), Work(tokens=1), Work(tokens=1, decodes=1))
         idle, step, request = (overhead_s(roofline, hardware, work) * 1e9 for work in works)
         linear_ns, weights_ns = decode["linears"]
+        routing = roofline.routing
+        expert_ns, chosen_ns = decode["experts"]
         logits_ns, head_ns = decode["logits"]
         pair_ns, key_ns = prefill["prefill attention"]
         attention_ns, read_ns = decode["decode attention"]
@@ -92,43 +107,30 @@ class Coefficients:
             copy_ns=hardware.copy_us * 1e3, copied_byte_ns=copy["block copies"][1],
             host_ns=(hardware.step_us + hardware.scheduler_us) * 1e3,
             host_request_ns=(hardware.request_us + hardware.scheduler_request_us) * 1e3,
+            experts_ns=chosen_ns * routing.num_experts / routing.chosen if routing.num_experts else 0.0,
+            expert_token_ns=expert_ns, num_experts=routing.num_experts, experts_per_token=routing.chosen,
+            routing_skew=routing.skew,
         )  # fmt: skip
+
+    @property
+    def rates(self) -> Rates:
+        """All of them in order, for `shares_ns`."""
+        return _rates(self)
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.num_experts, self.experts_per_token, self.routing_skew)
+
+    def experts_read_ns(self, tokens: int) -> float:
+        """Time of reading the experts that `tokens` tokens choose."""
+        return self.experts_ns * self.routing.distinct(tokens) / self.num_experts
 
     def shares_ns(
         self, tokens: int, rows: int, decodes: int, prefills: int, pairs: int, keys: int, decode_keys: int, copied: int
     ) -> tuple[float, float, float]:
         """(compute, memory, overhead) nanoseconds of one step; the arguments are the fields of `Work` in order."""
-        compute = memory = 0.0
-        overhead = self.idle_ns
-        if tokens:
-            overhead = self.step_ns + self.request_ns * (decodes + prefills)
-            if prefills:
-                overhead += self.prefill_step_ns + self.prefill_ns * prefills
-            if decodes:
-                overhead += self.decode_step_ns
-            if tokens > 1:
-                overhead += self.matrix_ns
-            memory = self.token_ns * tokens + self.row_ns * rows
-            if tokens > self.linear_ridge:
-                compute = self.weights_ns + self.linear_ns * (tokens - self.linear_ridge)
-            else:
-                memory += self.weights_ns
-            if rows > self.logits_ridge:
-                compute += self.head_ns + self.logits_ns * (rows - self.logits_ridge)
-            elif rows:
-                memory += self.head_ns
-            if pairs > (ridge := self.pair_ridge * keys):
-                compute += self.key_ns * keys + self.pair_ns * (pairs - ridge)
-            else:
-                memory += self.key_ns * keys
-            if self.decode_computes:
-                compute += self.decode_key_ns * decode_keys
-            else:
-                memory += self.decode_key_ns * decode_keys
-        if copied:
-            overhead += self.copy_ns
-            memory += self.copied_byte_ns * copied
-        return compute, memory, overhead
+        read_ns = self.experts_read_ns(tokens) if self.num_experts and tokens else 0.0
+        return shares_ns(self.rates, tokens, rows, decodes, prefills, pairs, keys, decode_keys, copied, read_ns)
 
     def total_ns(self, work: Work) -> float:
         """Duration of one step of `work`, not rounded."""
@@ -136,6 +138,70 @@ class Coefficients:
             work.tokens, work.rows, work.decodes, work.prefills,
             work.prefill_pairs, work.prefill_keys, work.decode_keys, work.copied_bytes,
         ))  # fmt: skip
+
+
+_rates = cast(Callable[[Coefficients], Rates], attrgetter(*(field.name for field in fields(Coefficients))))
+
+
+def shares_ns(
+    rates: Rates,
+    tokens: float,
+    rows: float,
+    decodes: float,
+    prefills: float,
+    pairs: float,
+    keys: float,
+    decode_keys: float,
+    copied: float,
+    read_ns: float = 0.0,
+) -> tuple[float, float, float]:
+    """(compute, memory, overhead) nanoseconds of one step at `rates`; then the fields of `Work` in order.
+
+    `read_ns`: the time of reading the experts that the tokens choose, in a model that has any.
+    """
+    (
+        idle_ns, step_ns, request_ns, prefill_ns, prefill_step_ns, decode_step_ns, matrix_ns, weights_ns, linear_ns,
+        linear_ridge, token_ns, head_ns, logits_ns, logits_ridge, row_ns, key_ns, pair_ns, pair_ridge, decode_key_ns,
+        decode_computes, copy_ns, copied_byte_ns, _, _, _, expert_token_ns, num_experts, _, _,
+    ) = rates  # fmt: skip
+    compute = memory = 0.0
+    overhead = idle_ns
+    if tokens:
+        overhead = step_ns + request_ns * (decodes + prefills)
+        if prefills:
+            overhead += prefill_step_ns + prefill_ns * prefills
+        if decodes:
+            overhead += decode_step_ns
+        if tokens > 1:
+            overhead += matrix_ns
+        memory = token_ns * tokens + row_ns * rows
+        if tokens > linear_ridge:
+            compute = weights_ns + linear_ns * (tokens - linear_ridge)
+        else:
+            memory += weights_ns
+        if num_experts:
+            computed = expert_token_ns * tokens
+            if computed > read_ns:
+                compute += computed
+            else:
+                memory += read_ns
+        if rows > logits_ridge:
+            compute += head_ns + logits_ns * (rows - logits_ridge)
+        elif rows:
+            memory += head_ns
+        ridge = pair_ridge * keys
+        if pairs > ridge:
+            compute += key_ns * keys + pair_ns * (pairs - ridge)
+        else:
+            memory += key_ns * keys
+        if decode_computes:
+            compute += decode_key_ns * decode_keys
+        else:
+            memory += decode_key_ns * decode_keys
+    if copied:
+        overhead += copy_ns
+        memory += copied_byte_ns * copied
+    return compute, memory, overhead
 
 
 def _by_part(step: Estimate) -> dict[str, tuple[float, float]]:

@@ -1,7 +1,7 @@
 """How long a step would take, for policies that ask before they decide.
 
 A policy takes an estimator in its constructor, so that what it believes about time is part of its configuration and
-never read off the engine that it runs on. Knows the cost model; knows nothing of policies. Imports no torch.
+never read off the engine that it runs on. Imports no torch.
 """
 
 from __future__ import annotations

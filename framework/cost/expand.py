@@ -1,7 +1,7 @@
 """Jump rows of a step log as the steps that they stand for, by the rates that the run's manifest keeps.
 
 A jump is one row: how many steps, the cost inputs of the first, the total duration. What a step of it costs follows
-from the cost model's rates alone. Knows these rates and the steps table; knows nothing of engines or files.
+from the cost model's rates alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """From measured steps to a cost profile: a robust fit of few non-negative rates, its held-out error, and its file.
 
-Knows points (work, duration) and the form of `Coefficients`; knows nothing of how the steps were run. A duration covers
-the step from one boundary to the next, the scheduler included.
+A duration covers the step from one boundary to the next, the scheduler included.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline, Work
+from schedlab.framework.cost.routing import DENSE, Routing
 from schedlab.framework.errors import ConfigError
 
 SCHEMA = "schedlab.cost_profile"
@@ -26,6 +26,7 @@ FOLDS = 5
 RATES = (
     "step_ns", "request_ns", "prefill_ns", "prefill_step_ns", "decode_step_ns", "matrix_ns", "token_ns", "linear_ns",
     "head_ns", "row_ns", "pair_ns", "key_ns", "decode_key_ns", "copy_ns", "copied_byte_ns",
+    "experts_ns",
 )  # fmt: skip
 """The fitted coefficients. The time of the weights is part of `step_ns`: one model cannot tell them apart."""
 LEAST_DEVIATION = 0.01
@@ -157,8 +158,18 @@ def identity_of(roofline: Roofline, hardware: Hardware) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "intermediate_size": model.intermediate_size,
         "vocab_size": model.vocab_size,
+        **_experts_of(roofline),
         "sliding_window": windows[0] if len(set(windows)) == 1 else list(windows),
     }
+
+
+def _experts_of(roofline: Roofline) -> dict[str, Any]:
+    """What tells a model of experts from others; nothing of a dense one, whose profiles say nothing of it."""
+    model, routing = roofline.model, roofline.routing
+    if not routing.num_experts:
+        return {}
+    sizes = {"moe_intermediate_size": model.moe_intermediate_size, "shared": model.shared_intermediate_size}
+    return {"num_experts": routing.num_experts, "num_experts_per_tok": routing.chosen, **sizes}
 
 
 def fit_profile(points: Sequence[Point], roofline: Roofline, hardware: Hardware) -> Profile:
@@ -166,25 +177,28 @@ def fit_profile(points: Sequence[Point], roofline: Roofline, hardware: Hardware)
 
     ConfigError if the points do not contain what a profile must know: prefills and decodes, more works than rates.
     """
-    check_points(points)
-    coefficients = fit(points)
+    check_points(points, roofline.routing)
+    coefficients = fit(points, roofline.routing)
     copies = any(point.work.copied_bytes for point in points)
-    return Profile(identity_of(roofline, hardware), coefficients, copies, cross_validate(points), tuple(points))
+    return Profile(
+        identity_of(roofline, hardware), coefficients, copies, cross_validate(points, roofline.routing), tuple(points)
+    )
 
 
-def check_points(points: Sequence[Point]) -> None:
+def check_points(points: Sequence[Point], routing: Routing = DENSE) -> None:
     """ConfigError if points lack what a profile must know: prefills and decodes, more works than rates."""
     works = {point.work for point in points}
     for name, what in (("prefill_pairs", "prefill"), ("decode_keys", "decode")):
         if not any(getattr(work, name) for work in works):
             raise ConfigError(f"profile: expected measured {what} steps, found none")
-    if len(works) < 2 * len(RATES):
-        raise ConfigError(f"profile: expected at least {2 * len(RATES)} different steps, found {len(works)}")
+    needed = 2 * (len(RATES) if routing.num_experts else len(RATES) - 1)
+    if len(works) < needed:
+        raise ConfigError(f"profile: expected at least {needed} different steps, found {len(works)}")
     if impossible := [point for point in points if point.duration_ns <= 0]:
         raise ConfigError(f"profile: expected durations above 0 ns, found {impossible[0].duration_ns}")
 
 
-def fit(points: Sequence[Point]) -> Coefficients:
+def fit(points: Sequence[Point], routing: Routing = DENSE) -> Coefficients:
     """The rates, and the ridge of the linears, that fit the durations best.
 
     For each candidate ridge (0: a sum of floor and rate; else the hinge of a roofline) the rates are a robust
@@ -193,12 +207,15 @@ def fit(points: Sequence[Point]) -> Coefficients:
     durations = np.array([point.duration_ns for point in points], dtype=float)
     amounts = np.array([astuple(point.work) for point in points], dtype=float)
     best_loss, best = np.inf, Coefficients()
+    experts: dict[str, Any] = {
+        "num_experts": routing.num_experts, "experts_per_token": routing.chosen, "routing_skew": routing.skew,
+    }  # fmt: skip
     for ridge in _candidate_ridges(float(amounts[:, 0].max())):
-        rates, loss = robust_rates(design_matrix(amounts, ridge), durations)
+        rates, loss = robust_rates(design_matrix(amounts, ridge, routing), durations)
         if loss < best_loss * (1 - 1e-9):
             best_loss = loss
             values: dict[str, Any] = dict(zip(RATES, map(float, rates), strict=True))
-            best = Coefficients(linear_ridge=ridge, **values)
+            best = Coefficients(linear_ridge=ridge, **values, **experts)
     return best
 
 
@@ -207,7 +224,7 @@ def _candidate_ridges(most_tokens: float) -> list[float]:
     return [0.0, *map(float, 2.0 ** np.arange(0, np.log2(max(most_tokens, 2.0)), 0.25))]
 
 
-def design_matrix(amounts: np.ndarray, ridge: float) -> np.ndarray:
+def design_matrix(amounts: np.ndarray, ridge: float, routing: Routing = DENSE) -> np.ndarray:
     """float64 [points, rates]: what each rate is multiplied by, in the order of `RATES`.
 
     `amounts` is float64 [points, fields of `Work`].
@@ -216,7 +233,7 @@ def design_matrix(amounts: np.ndarray, ridge: float) -> np.ndarray:
     beyond = np.maximum(tokens - ridge, 0.0)
     factors = (
         tokens > 0, decodes + prefills, prefills, prefills > 0, decodes > 0, tokens > 1, tokens, beyond, rows > 0, rows,
-        pairs, keys, decode_keys, copied > 0, copied,
+        pairs, keys, decode_keys, copied > 0, copied, routing.distinct_of(tokens) / max(routing.num_experts, 1),
     )  # fmt: skip
     return np.stack(factors, axis=1).astype(float)
 
@@ -281,14 +298,14 @@ def predict_ns(coefficients: Coefficients, points: Sequence[Point]) -> np.ndarra
     return np.array([coefficients.total_ns(point.work) for point in points])
 
 
-def cross_validate(points: Sequence[Point]) -> FitError:
+def cross_validate(points: Sequence[Point], routing: Routing = DENSE) -> FitError:
     """Errors over held-out works, each left out once; repeats of a work are left out together."""
     order = {work: i for i, work in enumerate(dict.fromkeys(point.work for point in points))}
     folds = np.array([order[point.work] % FOLDS for point in points])
     errors = np.empty(len(points))
     for fold in range(FOLDS):
         held = [point for point, f in zip(points, folds, strict=True) if f == fold]
-        fitted = fit([point for point, f in zip(points, folds, strict=True) if f != fold])
+        fitted = fit([point for point, f in zip(points, folds, strict=True) if f != fold], routing)
         truth = np.array([point.duration_ns for point in held], dtype=float)
         errors[folds == fold] = np.abs(predict_ns(fitted, held) / truth - 1.0)
     return FitError(

@@ -1,6 +1,6 @@
 """A machine as the cost model sees it: peaks, bandwidths, sizes, the share of them that is reached, fixed overheads.
 
-Knows nothing of models or steps. The numbers are configuration (conf/hardware), each with its source beside it.
+The numbers are configuration (conf/hardware), each with its source beside it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
+from schedlab.framework.cost.coefficients import Coefficients, DecodeCost, Rates, shares_ns
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import ModelShape, Roofline, largest, windowed_context
 from schedlab.framework.cost.windows import attention_reach
@@ -70,6 +70,8 @@ class CostExecutor:
         self._utilization = gpu_memory_utilization
         self._block_bytes = 0
         self._decode_costs: dict[int, DecodeCost] = {}
+        self._rated: Coefficients | None = None  # whose rates these are
+        self._rates: Rates = ()
 
     def use_rates(self, rates: Mapping[str, Mapping[str, Any]]) -> None:
         """Charge what a run's manifest says that it charged (`expand.rates_of`), wherever that came from."""
@@ -168,12 +170,21 @@ class CostExecutor:
             if start + count == request.num_tokens:
                 rows += 1
         copied = (len(batch.copies_out) + len(batch.copies_in)) * self._block_bytes
-        work = (tokens, rows, decodes, prefills, pairs, keys, context, copied)
-        compute, memory, overhead = self.explained.shares_ns(*work)
+        explained = self.explained
+        read_ns = explained.experts_read_ns(tokens) if explained.num_experts and tokens else 0.0
+        compute, memory, overhead = shares_ns(
+            self._rates_of(explained), tokens, rows, decodes, prefills, pairs, keys, context, copied, read_ns
+        )
         total = compute + memory + overhead
         if self.coefficients is not self.explained:
-            total = sum(self.coefficients.shares_ns(*work))
+            charged = self.coefficients.shares_ns(tokens, rows, decodes, prefills, pairs, keys, context, copied)
+            total = sum(charged)
         return StepResult(round(total), None, largest(compute, memory, total - compute - memory))
+
+    def _rates_of(self, explained: Coefficients) -> Rates:
+        if self._rated is not explained:
+            self._rated, self._rates = explained, explained.rates
+        return self._rates
 
 
 def _loaded(profile: Profile | str | Path | None) -> Profile | None:

@@ -1,6 +1,5 @@
 """FLOPs and bytes of each part of a step, and the time that a machine's ceilings leave for it.
 
-Knows the shape of a decoder and the sums over a step's grants; knows nothing of schedulers, clocks or measurements.
 A part's time is max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009); parts
 follow one another, so a step takes the sum. All figures are per device of a tensor-parallel group.
 """
@@ -12,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from schedlab.framework.cost.hardware import Hardware, Route, Unit
+from schedlab.framework.cost.routing import Routing
 from schedlab.framework.cost.windows import Window, attention_reach, layers_window, seen
 from schedlab.framework.errors import ConfigError
 
@@ -25,8 +25,12 @@ BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int
 engine's do; the scales of fp8 weigh nothing, being one for a row or a tensor."""
 
 KV_CACHE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
-KERNELS_PER_LAYER = 10
-"""norm, qkv, rope with KV write, attention and its combine, out, norm, gate with up, silu·mul, down."""
+KERNELS_PER_LAYER = 7
+"""norm, qkv, rope with KV write, attention and its combine, out, norm."""
+KERNELS_OF_FEED_FORWARD = 3
+"""gate with up, silu·mul, down; of a shared expert too, and there it is added."""
+KERNELS_OF_EXPERTS = 7
+"""router, choice, sorting, gate with up of all experts, silu·mul, down of all experts, weighted sum."""
 KERNELS_PER_STEP = 4
 """embedding, last norm, logits, sampling."""
 
@@ -53,9 +57,18 @@ class ModelShape(Protocol):
     @property
     def qkv_bias(self) -> bool: ...
     @property
-    def qk_norm(self) -> bool: ...
-    @property
     def windows(self) -> tuple[int | None, ...]: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def num_experts_per_tok(self) -> int: ...
+    @property
+    def moe_intermediate_size(self) -> int: ...
+    @property
+    def shared_intermediate_size(self) -> int: ...
+    @property
+    def routing_skew(self) -> float: ...
+    def num_vector_parameters(self) -> int: ...
 
 
 def nbytes(elements: int, dtype: str) -> int:
@@ -176,10 +189,13 @@ class Roofline:
             raise ConfigError(f"tensor_parallel: expected at least 1, found {degree}")
         kv_heads = model.num_key_value_heads
         splits = kv_heads % degree == 0 or degree % kv_heads == 0
-        if not splits or model.num_attention_heads % degree or model.intermediate_size % degree:
+        widths = (model.moe_intermediate_size, model.shared_intermediate_size) if model.num_experts else (
+            model.intermediate_size,
+        )  # fmt: skip
+        if not splits or model.num_attention_heads % degree or any(width % degree for width in widths):
             raise ConfigError(
                 f"tensor_parallel: {degree} does not divide {model.num_attention_heads} attention heads, {kv_heads} "
-                f"key-value heads and an intermediate size of {model.intermediate_size}"
+                f"key-value heads and an intermediate size of {widths[0]}"
             )
 
     @property
@@ -201,7 +217,23 @@ class Roofline:
 
     @property
     def mlp_size(self) -> int:
-        return self.model.intermediate_size // self.tensor_parallel
+        """Width of what every token passes through: the feed-forward, or the shared expert."""
+        model = self.model
+        width = model.shared_intermediate_size if model.num_experts else model.intermediate_size
+        return width // self.tensor_parallel
+
+    @property
+    def expert_size(self) -> int:
+        return self.model.moe_intermediate_size // self.tensor_parallel
+
+    @property
+    def routed_size(self) -> int:
+        """Width of all experts of one token."""
+        return self.model.num_experts_per_tok * self.expert_size
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.model.num_experts, self.model.num_experts_per_tok, self.model.routing_skew)
 
     @property
     def vocab_size(self) -> int:
@@ -209,8 +241,14 @@ class Roofline:
 
     @property
     def layer_elements(self) -> int:
-        """Weights of one layer's projections."""
-        return self.model.hidden_size * (2 * self.q_size + 2 * self.kv_size + 3 * self.mlp_size)
+        """Weights of one layer's projections that every token passes through, a router's included."""
+        width = 2 * self.q_size + 2 * self.kv_size + 3 * self.mlp_size + self.model.num_experts
+        return self.model.hidden_size * width
+
+    @property
+    def expert_elements(self) -> int:
+        """Weights of one expert of one layer."""
+        return 3 * self.model.hidden_size * self.expert_size
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -221,21 +259,30 @@ class Roofline:
     def weight_bytes(self) -> int:
         """All weights: projections, biases, norms, embedding, and the head unless tied."""
         model, width = self.model, self.activation_dtype
-        norms = 2 * model.hidden_size + (2 * model.head_dim if model.qk_norm else 0)
         bias = self.q_size + 2 * self.kv_size if model.qkv_bias else 0
+        experts = nbytes(model.num_experts * self.expert_elements, self.weight_dtype)
         embeddings = self.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-        small = nbytes(model.num_hidden_layers * (norms + bias) + model.hidden_size + embeddings, width)
-        return model.num_hidden_layers * nbytes(self.layer_elements, self.weight_dtype) + small
+        small = nbytes(
+            model.num_hidden_layers * (model.num_vector_parameters() + bias) + model.hidden_size + embeddings, width
+        )
+        return model.num_hidden_layers * (nbytes(self.layer_elements, self.weight_dtype) + experts) + small
+
+    @property
+    def kernels_per_layer(self) -> int:
+        if not self.model.num_experts:
+            return KERNELS_PER_LAYER + KERNELS_OF_FEED_FORWARD
+        shared = KERNELS_OF_FEED_FORWARD + 1 if self.model.shared_intermediate_size else 0
+        return KERNELS_PER_LAYER + KERNELS_OF_EXPERTS + shared
 
     def activation_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """Most that one step keeps besides weights and cache: the widest layer's tensors, and logits in fp32."""
-        widest = 3 * self.mlp_size + 2 * self.model.hidden_size
+        widest = 3 * (self.mlp_size + self.routed_size) + 2 * self.model.hidden_size
         return nbytes(max_num_batched_tokens * widest, self.activation_dtype) + max_num_seqs * self.model.vocab_size * 4
 
     def parts(self, work: Work) -> tuple[Part, ...]:
         """Parts of one step in order, those without FLOPs and bytes included. Copies come first, as they run."""
         return (
-            self.copies(work), self.linears(work), self.activations(work), self.kv_write(work),
+            self.copies(work), self.linears(work), self.experts(work), self.activations(work), self.kv_write(work),
             self.prefill_attention(work), self.decode_attention(work), self.logits(work), self.sampling(work),
             self.collectives(work),
         )  # fmt: skip
@@ -250,12 +297,23 @@ class Roofline:
         """
         elements = self.model.num_hidden_layers * self.layer_elements
         read = nbytes(elements, self.weight_dtype) if work.tokens else 0
+        return Part("linears", 2 * work.tokens * elements, read, self._arithmetic)
+
+    @property
+    def _arithmetic(self) -> tuple[str, ...]:
         own = (self.weight_dtype,) if self.weight_dtype == "fp8" else ()
-        return Part("linears", 2 * work.tokens * elements, read, (*own, self.activation_dtype))
+        return (*own, self.activation_dtype)
+
+    def experts(self, work: Work) -> Part:
+        """The chosen experts: FLOPs of each token's, bytes of those that any token is expected to choose."""
+        layers, elements = self.model.num_hidden_layers, self.expert_elements
+        chosen = work.tokens * self.model.num_experts_per_tok
+        read = nbytes(round(layers * self.routing.distinct(work.tokens) * elements), self.weight_dtype)
+        return Part("experts", 2 * chosen * layers * elements, read, self._arithmetic)
 
     def activations(self, work: Work) -> Part:
         """The elementwise kernels between projections: two norms with residual, rope, silu·mul."""
-        hidden, q, kv, mlp = self.model.hidden_size, self.q_size, self.kv_size, self.mlp_size
+        hidden, q, kv, mlp = self.model.hidden_size, self.q_size, self.kv_size, self.mlp_size + self.routed_size
         moved = 2 * 4 * hidden + 2 * (q + kv) + 3 * mlp
         flops = 2 * 5 * hidden + 3 * (q + kv) + 5 * mlp
         count = work.tokens * self.model.num_hidden_layers
@@ -351,7 +409,7 @@ def overhead_s(roofline: Roofline, hardware: Hardware, work: Work) -> float:
     if work.tokens:
         layers = roofline.model.num_hidden_layers
         us += hardware.step_us + (hardware.request_us + hardware.sequence_us * layers) * requests
-        us += hardware.kernel_us * (KERNELS_PER_LAYER * layers + KERNELS_PER_STEP)
+        us += hardware.kernel_us * (roofline.kernels_per_layer * layers + KERNELS_PER_STEP)
         if roofline.tensor_parallel > 1:
             us += hardware.collective_us * (2 * layers + 1)
     return us * 1e-6

@@ -42,7 +42,8 @@ WEIGHT_DTYPES = ("bf16", *KINDS)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`ragged` turns inputs into tensors on a device, `linear` and `head` apply the layers' and the last matrix.
+    """`ragged` turns inputs into tensors on a device, `linear` and `head` apply the layers' and the last matrix, and
+    `router` those that choose experts, of float32 rows.
 
     `weights` is the type in which these are read, `activations` that of the rows between them; None: the model's.
     `staged`: the layers' matrices are read into the host's memory, and `linear` takes each to the device as it will
@@ -53,6 +54,7 @@ class Backend:
     linear: MakeLinear
     ragged: Callable[[Inputs, torch.device], RaggedBatch]
     head: MakeLinear | None = None
+    router: MakeLinear | None = None
     activations: torch.dtype | None = None
     weights: torch.dtype | None = None
     staged: bool = False
@@ -115,9 +117,10 @@ def _cpu(dtype: torch.dtype, choice: str, weight_dtype: str | None) -> Backend:
         _cpu_kernels(native),
         quantising(make, weight_dtype) if weight_dtype in KINDS else make,
         RaggedBatch.of,
-        make,
-        torch.float64 if dtype == torch.float64 else torch.float32,
-        dtype if weight_dtype is None else torch.bfloat16,
+        head=make,
+        router=make,
+        activations=torch.float64 if dtype == torch.float64 else torch.float32,
+        weights=dtype if weight_dtype is None else torch.bfloat16,
     )
 
 

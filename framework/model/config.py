@@ -60,7 +60,19 @@ class ModelConfig:
     dtype            of the weights as published (or drawn); what the engine computes in is the executor's choice
     sliding_window   keys that a query sees, its own included, in every layer; None for all
     layer_windows    the same layer by layer, where layers differ; empty where they do not
-    qkv_bias, qk_norm    what Qwen2 and Qwen3 add
+    local_rope_theta     base of the rotation, unscaled, in layers with a window; None: as in the others
+    num_experts      of each layer, `num_experts_per_tok` of which compute a token, each `moe_intermediate_size` wide; 0
+                     for one feed-forward of `intermediate_size`
+    shared_intermediate_size     width of the expert that computes every token, 0 for none
+    routing_skew     how unevenly tokens choose, for the cost model: expert e is as popular as (e + 1) ** -routing_skew
+    norm_topk_prob   whether the weights of a token's experts add up to 1
+    qkv_bias, o_bias, mlp_bias   of the projections into and out of attention, and of router and experts
+    qk_norm, wide_qk_norm    a norm of each head of queries and keys, or of all heads together
+    attention_sinks  a learnt score a head that takes its share of every softmax
+    activation       of the gate: silu, gelu_tanh or clamped_swiglu
+    sandwich_norms   a norm also behind attention and feed-forward; norm_offset is added to every norm's weights
+    embedding_multiplier, residual_multiplier, logits_divisor, attention_multiplier   what embeddings, what a layer's
+                     halves add, and scores are multiplied by (None: head_dim ** -0.5), and what logits are divided by
     """
 
     architecture: str
@@ -80,6 +92,24 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_window: int | None = None
     layer_windows: tuple[int | None, ...] = ()
+    local_rope_theta: float | None = None
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = True
+    shared_intermediate_size: int = 0
+    routing_skew: float = 0.0
+    o_bias: bool = False
+    mlp_bias: bool = False
+    wide_qk_norm: bool = False
+    attention_sinks: bool = False
+    activation: str = "silu"
+    sandwich_norms: bool = False
+    norm_offset: float = 0.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    logits_divisor: float = 1.0
     dtype: str = "bfloat16"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -96,6 +126,9 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ModelError(f"model.head_dim: expected an even number, found {self.head_dim}")
         self._check_windows()
+        self._check_experts()
+        if self.activation not in ACTIVATIONS:
+            raise ModelError(f"model.activation: expected one of {', '.join(ACTIVATIONS)}, found {self.activation}")
         if self.dtype not in DTYPE_BYTES:
             raise ModelError(f"model.dtype: expected one of {', '.join(DTYPE_BYTES)}, found {self.dtype}")
 
@@ -112,6 +145,19 @@ class ModelConfig:
             )
         if self.layer_windows and self.sliding_window is not None:
             raise ModelError("model.sliding_window: expected null beside layer_windows, found both")
+
+    def _check_experts(self) -> None:
+        if not self.num_experts:
+            return
+        if not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ModelError(
+                f"model.num_experts_per_tok: expected 1 to num_experts = {self.num_experts}, "
+                f"found {self.num_experts_per_tok}"
+            )
+        if self.moe_intermediate_size < 1:
+            raise ModelError(f"model.moe_intermediate_size: expected at least 1, found {self.moe_intermediate_size}")
+        if self.routing_skew < 0:
+            raise ModelError(f"model.routing_skew: expected at least 0, found {self.routing_skew}")
 
     @classmethod
     def from_mapping(cls, keys: Mapping[str, Any]) -> ModelConfig:
@@ -147,17 +193,32 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_key_value_heads * self.head_dim
 
-    def num_layer_parameters(self) -> int:
-        """Weights of one layer: attention, feed-forward and norms."""
-        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
-        bias = self.q_size + 2 * self.kv_size if self.qkv_bias else 0
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        return attention + bias + norms + 3 * self.hidden_size * self.intermediate_size
+    @property
+    def attention_scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
 
-    def num_parameters(self) -> int:
-        """All weights, a tied embedding counted once."""
+    def num_vector_parameters(self) -> int:
+        """Of one layer what is no matrix: norms, sinks, and biases but those of queries, keys and values."""
+        hidden = self.hidden_size
+        heads = self.q_size + self.kv_size if self.wide_qk_norm else 2 * self.head_dim * self.qk_norm
+        norms = (4 if self.sandwich_norms else 2) * hidden + heads
+        experts = self.num_experts * (2 * self.moe_intermediate_size + hidden + 1) * self.mlp_bias
+        return norms + hidden * self.o_bias + self.num_attention_heads * self.attention_sinks + experts
+
+    def num_layer_parameters(self, experts: int) -> int:
+        """Of one layer with so many of its experts."""
+        hidden, inner = self.hidden_size, self.moe_intermediate_size
+        attention = hidden * (2 * self.q_size + 2 * self.kv_size) + (self.q_size + 2 * self.kv_size) * self.qkv_bias
+        dense = self.shared_intermediate_size if self.num_experts else self.intermediate_size
+        left_out = (self.num_experts - experts) * (2 * inner + hidden) * self.mlp_bias
+        matrices = 3 * hidden * (dense + experts * inner) + self.num_experts * hidden
+        return attention + matrices + self.num_vector_parameters() - left_out
+
+    def num_parameters(self, active: bool = False) -> int:
+        """All weights, a tied embedding counted once; `active`: of each layer's experts those of one token alone."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_hidden_layers * self.num_layer_parameters() + self.hidden_size
+        layer = self.num_layer_parameters(self.num_experts_per_tok if active else self.num_experts)
+        return embeddings + self.num_hidden_layers * layer + self.hidden_size
 
     def kv_bytes_per_token(self, kv_dtype: str | None = None) -> int:
         """Bytes of keys and values of one token over all layers, in `kv_dtype` (default: the model's dtype)."""
@@ -165,6 +226,7 @@ class ModelConfig:
         return int(2 * self.num_hidden_layers * self.kv_size * width)
 
 
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")
 _SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
     "vocab_size", "max_position_embeddings",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from schedlab.framework.batch import Inputs
 from schedlab.framework.model.config import ModelConfig
+from schedlab.framework.model.feed_forward import feed_forward
 from schedlab.framework.model.linear import Linear, MakeLinear
 from schedlab.framework.model.rope import rope_tables
 from schedlab.framework.model.weights import LayerWeights, Weights
@@ -84,16 +85,22 @@ class Decoder:
         linear: MakeLinear,
         *,
         head: MakeLinear | None = None,
+        router: MakeLinear | None = None,
         activations: torch.dtype | None = None,
     ) -> None:
-        """`head` applies the last matrix, default `linear`; rows are `activations`, default the type of the weights."""
-        rows = activations or weights.norm_H.dtype
-        device = weights.norm_H.device
-        wide = torch.float64 if weights.norm_H.dtype == torch.float64 else torch.float32
-        self._cos, self._sin = (t.to(device, wide) for t in rope_tables(config, config.max_position_embeddings))
+        """`head` applies the last matrix and `router` those that choose experts, default `linear`; rows are
+        `activations`, default the type of the weights."""
+        rows = activations or weights.embed_VH.dtype
+        device = weights.embed_VH.device
+        wide = torch.float64 if weights.embed_VH.dtype == torch.float64 else torch.float32
+        self._tables = {
+            local: tuple(t.to(device, wide) for t in rope_tables(config, config.max_position_embeddings, local))
+            for local in {_turns_locally(config, window) for window in config.windows}
+        }
         self._embed_VH = weights.embed_VH
+        self._embedding_multiplier = torch.tensor(config.embedding_multiplier).to(weights.embed_VH.dtype).item()
         self._layers = tuple(
-            Layer(config, window, layer, kernels, linear, rows)
+            Layer(config, window, layer, kernels, linear, router or linear, rows)
             for window, layer in zip(config.windows, weights.layers, strict=True)
         )
         self._norm_H = weights.norm_H.to(rows)
@@ -101,19 +108,27 @@ class Decoder:
         self._rows = rows
         self._kernels = kernels
         self._eps = config.rms_norm_eps
+        self._logits_divisor = config.logits_divisor
         self._wide = wide
 
     def forward(self, batch: RaggedBatch, kv_caches: list[KVCache]) -> Tensor:
         """Write the keys and values of all tokens to their slots; logits [S, V], float32 (float64 in float64)."""
-        cos, sin = self._cos[batch.positions_T], self._sin[batch.positions_T]
+        turns = {local: (cos[batch.positions_T], sin[batch.positions_T]) for local, (cos, sin) in self._tables.items()}
         x_TH, residual_TH = self._embed_VH[batch.token_ids_T].to(self._rows), None
+        if self._embedding_multiplier != 1:
+            x_TH = x_TH * self._embedding_multiplier
         for layer, cache in zip(self._layers, kv_caches, strict=True):
-            x_TH, residual_TH = layer.forward(x_TH, residual_TH, batch, cos, sin, cache)
+            x_TH, residual_TH = layer.forward(x_TH, residual_TH, batch, *turns[layer.local], cache)
         rows = batch.last_rows_S
         last_SH, residual_SH = x_TH[rows], None if residual_TH is None else residual_TH[rows]
         normed_SH, _ = self._kernels.rms_norm(last_SH, self._norm_H, self._eps, residual_SH)
         logits_SV: Tensor = self._lm_head(normed_SH).to(self._wide)
-        return logits_SV
+        return logits_SV if self._logits_divisor == 1 else logits_SV / self._logits_divisor
+
+
+def _turns_locally(config: ModelConfig, window: int | None) -> bool:
+    """Whether a layer rotates by the base of layers with a window."""
+    return config.local_rope_theta is not None and window is not None
 
 
 class Layer:
@@ -126,20 +141,26 @@ class Layer:
         weights: LayerWeights,
         kernels: Kernels,
         linear: MakeLinear,
+        router: MakeLinear,
         rows: torch.dtype,
     ) -> None:
+        self.local = _turns_locally(config, window)
         self._config = config
         self._window = window
         self._kernels = kernels
-        self._scale = config.head_dim**-0.5
+        self._scale = config.attention_scale
         self._input_norm_H, self._post_norm_H, self._q_norm_D, self._k_norm_D = (
             None if norm is None else norm.to(rows)
             for norm in (weights.input_norm_H, weights.post_norm_H, weights.q_norm_D, weights.k_norm_D)
         )
+        self._behind_attention, self._behind_feed_forward = (
+            self._added(None if norm is None else norm.to(rows))
+            for norm in (weights.attention_norm_H, weights.feed_forward_norm_H)
+        )
         self._qkv: Linear = linear(weights.qkv_OH, weights.qkv_bias_O)
-        self._o: Linear = linear(weights.o_HO, None)
-        self._gate_up: Linear = linear(weights.gate_up_2IH, None)
-        self._down: Linear = linear(weights.down_HI, None)
+        self._o: Linear = linear(weights.o_HO, weights.o_bias_H)
+        self._sinks_H = weights.sinks_H
+        self._feed_forward = feed_forward(config, weights.feed_forward, kernels, linear, router)
 
     def forward(
         self,
@@ -156,16 +177,25 @@ class Layer:
             normed_TH, residual_TH = norm(x_TH, self._input_norm_H, eps), x_TH
         else:
             normed_TH, residual_TH = norm(x_TH, self._input_norm_H, eps, residual_TH)
-        x_TH = self._attention(normed_TH, batch, cos_TR, sin_TR, cache)
+        x_TH = self._behind_attention(self._attention(normed_TH, batch, cos_TR, sin_TR, cache))
         normed_TH, residual_TH = norm(x_TH, self._post_norm_H, eps, residual_TH)
-        return self._down(self._kernels.silu_mul(self._gate_up(normed_TH))), residual_TH
+        return self._behind_feed_forward(self._feed_forward(normed_TH)), residual_TH
+
+    def _added(self, norm_H: Tensor | None) -> Linear:
+        """What a half of the layer gives, as it joins the residual."""
+        factor, eps = self._config.residual_multiplier, self._config.rms_norm_eps
+        if norm_H is not None:
+            return lambda x_TH: self._kernels.rms_norm(x_TH, norm_H, eps)
+        return (lambda x_TH: x_TH) if factor == 1 else lambda x_TH: x_TH * factor
 
     def _attention(self, x_TH: Tensor, batch: RaggedBatch, cos_TR: Tensor, sin_TR: Tensor, cache: KVCache) -> Tensor:
         config = self._config
         q_heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         qkv_THD = self._qkv(x_TH).view(len(x_TH), q_heads + 2 * kv_heads, config.head_dim)
         q_THD, k_TKD, v_TKD = torch.split(qkv_THD, [q_heads, kv_heads, kv_heads], dim=1)
-        if self._q_norm_D is not None:
+        if config.wide_qk_norm:
+            q_THD, k_TKD = self._wide_norm(q_THD, self._q_norm_D), self._wide_norm(k_TKD, self._k_norm_D)
+        elif self._q_norm_D is not None:
             q_THD = self._kernels.rms_norm(q_THD, self._q_norm_D, config.rms_norm_eps)
             k_TKD = self._kernels.rms_norm(k_TKD, self._k_norm_D, config.rms_norm_eps)
         q_THD = self._kernels.rope_kv_write(q_THD, k_TKD, v_TKD, cos_TR, sin_TR, *cache, batch.slots_T)
@@ -174,13 +204,20 @@ class Layer:
             self._attend(q_THD[span.rows], span, cache, out_THD[span.rows])
         return self._o(out_THD.flatten(1))
 
+    def _wide_norm(self, x_THD: Tensor, weight_HD: Tensor | None) -> Tensor:
+        normed: Tensor = self._kernels.rms_norm(x_THD.flatten(1), weight_HD, self._config.rms_norm_eps)
+        return normed.view_as(x_THD)
+
     def _attend(self, q_THD: Tensor, span: Span, cache: KVCache, out_THD: Tensor) -> None:
-        tables, contexts, window = span.block_tables_NB, span.context_lens_N, self._window
-        if span.decode:
-            self._kernels.decode_attention(
-                q_THD, *cache, tables, contexts, scale=self._scale, window=window, out=out_THD
-            )
-        else:
-            self._kernels.prefill_attention(
-                q_THD, *cache, tables, contexts, span.query_starts_N1, scale=self._scale, window=window, out=out_THD
-            )
+        arguments = [q_THD, *cache, span.block_tables_NB, span.context_lens_N]
+        attention = self._kernels.decode_attention
+        if not span.decode:
+            attention = self._kernels.prefill_attention
+            arguments.append(span.query_starts_N1)
+        options = {"scale": self._scale, "window": self._window, "out": out_THD}
+        if self._sinks_H is None:
+            attention(*arguments, **options)
+        else:  # a sink adds exp(sink) to the softmax's denominator, whose logarithm the kernel gives
+            _, lse_TH = attention(*arguments, **options, return_lse=True)
+            shares_TH = self._kernels.in_tiles(torch.sigmoid, lse_TH - self._sinks_H.to(lse_TH.dtype))
+            out_THD.mul_(shares_TH[..., None].to(out_THD.dtype))

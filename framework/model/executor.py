@@ -75,6 +75,11 @@ class ModelExecutor:
             raise ConfigError(
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
+        if config.num_experts and device != "cpu":
+            raise ConfigError(
+                f"model.num_experts: expected 0 on {device} (engine=cpu runs experts, engine=virtual models them), "
+                f"found {config.num_experts}"
+            )
         torch.set_num_threads(num_threads)
         if device == "cpu":
             keep_freed_memory()
@@ -93,7 +98,7 @@ class ModelExecutor:
             weights = all_but_matrices_on(self._device, weights)
         self._decoder = Decoder(
             config, weights, self._backend.kernels, self._backend.linear, head=self._backend.head,
-            activations=self._backend.activations,
+            router=self._backend.router, activations=self._backend.activations,
         )  # fmt: skip
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what packing took is room for the KV cache
@@ -132,7 +137,8 @@ class ModelExecutor:
     def step_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """The most that a step keeps besides weights and cache: activations, logits, and the splits of long decodes."""
         config, itemsize = self.config, self._dtype.itemsize
-        widest = 3 * config.intermediate_size + 2 * config.hidden_size + config.q_size + 2 * config.kv_size
+        inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)
+        widest = 3 * inner + 2 * config.hidden_size + config.q_size + 2 * config.kv_size
         splits = -(-self._max_model_len // DECODE_SPLIT) * config.q_size * 4
         return max_num_batched_tokens * widest * itemsize + max_num_seqs * (3 * 4 * config.vocab_size + 2 * splits)
 

@@ -21,21 +21,56 @@ Keys = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture: its name here, what absent keys mean, and what it is beside a Llama."""
+    """One architecture: its name here, what absent keys mean, of which keys one value is computed, and what it is
+    beside a Llama."""
 
     name: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    computed: Mapping[str, Any] = field(default_factory=dict)
     shape: Mapping[str, Any] = field(default_factory=dict)
 
 
 _STREAM = {"bos_token_id": 1, "eos_token_id": 2}
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+_BIASED = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("llama", _STREAM),
     "MistralForCausalLM": Family("mistral", {**_STREAM, "num_key_value_heads": 8, "sliding_window": 4096}),
-    "Qwen2ForCausalLM": Family("qwen2", _QWEN, {"qkv_bias": True}),
-    "Qwen3ForCausalLM": Family("qwen3", {**_QWEN, "head_dim": 128}, {"qk_norm": True}),
-}
+    "Qwen2ForCausalLM": Family("qwen2", _QWEN, shape={"qkv_bias": True}),
+    "Qwen3ForCausalLM": Family("qwen3", {**_QWEN, "head_dim": 128}, shape={"qk_norm": True}),
+    "MixtralForCausalLM": Family("mixtral", {
+        **_STREAM, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", {
+        "num_key_value_heads": 4, "sliding_window": 4096, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 1,
+    }, {"mlp_only_layers": [], "decoder_sparse_step": 1}, {"qk_norm": True}),
+    "OlmoeForCausalLM": Family("olmoe", {
+        "rms_norm_eps": 1e-5, "eos_token_id": 50279, "num_experts": 64, "num_experts_per_tok": 8,
+        "norm_topk_prob": False, "clip_qkv": None,
+    }, {"clip_qkv": None}, {"wide_qk_norm": True}),
+    "GraniteMoeForCausalLM": Family("granitemoe", {
+        **_STREAM, "num_local_experts": 8, "num_experts_per_tok": 2, "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0, "attention_multiplier": 1.0, "logits_scaling": 1.0,
+    }),
+    "GptOssForCausalLM": Family("gpt_oss", {
+        "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "sliding_window": 128,
+        "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True, "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0, "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False,
+        },
+    }, {"attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+       {**_BIASED, "attention_sinks": True, "activation": "clamped_swiglu"}),
+    "Gemma3ForCausalLM": Family("gemma3", {
+        "bos_token_id": 2, "eos_token_id": 1, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True,
+        "sliding_window": 4096, "sliding_window_pattern": 6, "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256, "final_logit_softcapping": None, "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    }, {"hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": None, "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False},
+       {"qk_norm": True, "activation": "gelu_tanh", "sandwich_norms": True, "norm_offset": 1.0}),
+}  # fmt: skip
 """By the name in `architectures`."""
 _ALL = {
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": False,
@@ -45,7 +80,6 @@ _COMPUTED = {
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }  # fmt: skip
-"""Keys of which one value is computed."""
 
 
 def read_json(path: Path) -> Keys:
@@ -72,6 +106,8 @@ def read_config(directory: str | Path) -> ModelConfig:
     generation = read_json(generation_path) if generation_path.exists() else {}
     try:
         family = _family(said)
+        if said.get("rope_parameters") is None:
+            said.pop("rope_parameters", None)  # a null is filled in too
         return _config({**_ALL, **family.defaults, **said}, family, generation)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
@@ -86,9 +122,11 @@ def _family(said: Keys) -> Family:
 
 
 def _config(keys: Keys, family: Family, generation: Keys) -> ModelConfig:
-    for key, value in _COMPUTED.items():
-        if keys[key] is not None and keys[key] != value:
-            raise ModelError(f"{key}: expected {value} (nothing else is supported), found {keys[key]}")
+    for key, value in {**_COMPUTED, **family.computed}.items():
+        found = keys[key]
+        if found is not None and found != value:
+            found = found.get("quant_method", found) if isinstance(found, dict) else found
+            raise ModelError(f"{key}: expected {value} (nothing else is supported), found {found}")
     heads, hidden = _required(keys, "num_attention_heads"), _required(keys, "hidden_size")
     layers = _required(keys, "num_hidden_layers")
     rope = _rope(keys)
@@ -110,6 +148,8 @@ def _config(keys: Keys, family: Family, generation: Keys) -> ModelConfig:
         bos_token_id=keys.get("bos_token_id"),
         eos_token_ids=_eos_token_ids(keys, generation),
         **_windows(_layer_windows(keys, family.name, layers)),
+        **_experts(keys),
+        **_multipliers(keys, family.name, hidden),
         **family.shape,
     )
 
@@ -120,16 +160,52 @@ def _required(keys: Keys, key: str) -> Any:
     return keys[key]
 
 
+def _experts(keys: Keys) -> Keys:
+    count = keys.get("num_local_experts") or keys.get("num_experts")
+    if count is None:
+        return {}
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": _required(keys, "num_experts_per_tok"),
+        "moe_intermediate_size": keys.get("moe_intermediate_size") or _required(keys, "intermediate_size"),
+        "norm_topk_prob": keys.get("norm_topk_prob", True),
+    }
+
+
+def _multipliers(keys: Keys, name: str, hidden: int) -> Keys:
+    if name == "gemma3":
+        return {
+            "embedding_multiplier": hidden**0.5,
+            "attention_multiplier": _required(keys, "query_pre_attn_scalar") ** -0.5,
+            "local_rope_theta": _local_theta(keys),
+        }
+    if name != "granitemoe":
+        return {}
+    multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
+    return {**{key: _required(keys, key) for key in multipliers}, "logits_divisor": _required(keys, "logits_scaling")}
+
+
 # ---- rotary embedding ----
 
 
 def _rope(keys: Keys) -> Keys:
     """The rotary keys from wherever this version of the format has them: one of two mappings, or the top."""
     rope = dict(keys.get("rope_scaling") or keys.get("rope_parameters") or {})
+    if "full_attention" in rope or "sliding_attention" in rope:
+        rope = dict(rope.get("full_attention") or {})
     if (found := rope.get("partial_rotary_factor")) not in (None, 1.0):
         raise ModelError(f"partial_rotary_factor: expected 1.0 (nothing else is supported), found {found}")
     rope.setdefault("rope_theta", keys["rope_theta"])
     return rope
+
+
+def _local_theta(keys: Keys) -> float:
+    """The base in layers with a window, which may not be scaled."""
+    local = (keys.get("rope_parameters") or {}).get("sliding_attention") or {}
+    kind = local.get("rope_type") or local.get("type") or "default"
+    if kind != "default":
+        raise ModelError(f"rope_parameters.sliding_attention.rope_type: expected default, found {kind}")
+    return float(local.get("rope_theta") or _required(keys, "rope_local_base_freq"))
 
 
 def _scaling(rope: Keys, keys: Keys) -> Scaling | None:
@@ -173,19 +249,32 @@ def _windows(windows: tuple[int | None, ...]) -> Keys:
     return {"sliding_window": windows[0]} if same else {"layer_windows": windows}
 
 
+_ALIKE = ("llama", "mistral", "mixtral", "qwen3_moe", "olmoe", "granitemoe")
+"""Families whose layers all see the same."""
+
+
 def _layer_windows(keys: Keys, name: str, layers: int) -> tuple[int | None, ...]:
     window: int | None = keys.get("sliding_window")
-    if name in ("llama", "mistral"):
-        if (kinds := keys.get("layer_types")) is not None:
-            raise ModelError(f"layer_types: expected none in a {name}, whose layers are alike, found {kinds}")
-        return (window if name == "mistral" else None,) * layers
-    if not keys.get("use_sliding_window"):
-        window = None
     kinds = keys.get("layer_types")
+    if name.startswith("qwen") and not keys.get("use_sliding_window"):
+        window = None
+    if name in _ALIKE:
+        alike = (window if name in ("mistral", "mixtral", "qwen3_moe") else None,) * layers
+        if kinds is not None and windows_of(kinds, window, layers) != alike:
+            raise ModelError(f"layer_types: expected none in a {name}, whose layers are alike, found {kinds}")
+        return alike
     if kinds is None:
-        full = _required(keys, "max_window_layers")  # layers before it attend to everything
-        kinds = ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
+        kinds = ["full_attention" if _full(keys, name, i) else "sliding_attention" for i in range(layers)]
     return windows_of(kinds, window, layers)
+
+
+def _full(keys: Keys, name: str, layer: int) -> bool:
+    """Whether a layer sees everything where no key lists it."""
+    if name == "gpt_oss":
+        return bool(layer % 2)
+    if name == "gemma3":
+        return (layer + 1) % int(_required(keys, "sliding_window_pattern")) == 0
+    return layer < int(_required(keys, "max_window_layers"))
 
 
 def windows_of(kinds: list[str], window: int | None, layers: int) -> tuple[int | None, ...]:

@@ -10,14 +10,17 @@ from torch import Tensor
 from schedlab.framework.model.config import LinearScaling, ModelConfig, RopeScaling, Scaling, YarnScaling
 
 
-def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * frequency, float32 [length, head_dim / 2]. arXiv:2104.09864.
+def rope_tables(config: ModelConfig, length: int, local: bool = False) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * frequency, float32 [length, head_dim / 2]; `local`: of layers with a window.
 
-    The products are rounded to float32 as in the reference implementations: models were trained with that.
+    arXiv:2104.09864. The products are rounded to float32 as in the reference implementations: models were trained with
+    that.
     """
-    scaling = config.rope_scaling
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if local and config.local_rope_theta is not None:
+        theta, scaling = config.local_rope_theta, None
     lanes = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    frequencies = _scaled(1.0 / config.rope_theta ** (lanes / config.head_dim), scaling, config.rope_theta)
+    frequencies = _scaled(1.0 / theta ** (lanes / config.head_dim), scaling, theta)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
     size = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
     return angles.cos() * size, angles.sin() * size

@@ -1,14 +1,13 @@
-"""A decoder's weights: read from a Hugging Face directory, or drawn from a seed.
+"""A decoder's weights: read from a Hugging Face directory, where every tensor is checked, or drawn from a seed.
 
-Knows the names and shapes of a checkpoint's tensors and checks every one of them; knows nothing of how they are used.
-Shape letters: H hidden, V vocabulary, I intermediate, D head size, O rows of the fused query-key-value projection.
+Shape letters: H hidden (and heads), V vocabulary, D head size, O rows of the fused query-key-value projection.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +19,8 @@ from torch import Tensor
 from schedlab.framework.errors import ModelError
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.hf import read_json
+from schedlab.framework.model.layouts import FeedForward, Read, Shape, layout_of
 
-Shape = tuple[int, ...]
 CPU = torch.device("cpu")
 
 _DERIVED = "rotary_emb.inv_freq"
@@ -30,7 +29,10 @@ _DERIVED = "rotary_emb.inv_freq"
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer; the projections that read the same input are fused by rows."""
+    """One layer; the projections that read the same input are fused by rows.
+
+    `post_norm_H` stands before the feed-forward; the norms behind attention and feed-forward are there in a sandwich.
+    """
 
     input_norm_H: Tensor
     qkv_OH: Tensor
@@ -39,8 +41,11 @@ class LayerWeights:
     k_norm_D: Tensor | None
     o_HO: Tensor
     post_norm_H: Tensor
-    gate_up_2IH: Tensor
-    down_HI: Tensor
+    feed_forward: FeedForward
+    o_bias_H: Tensor | None = None
+    sinks_H: Tensor | None = None
+    attention_norm_H: Tensor | None = None
+    feed_forward_norm_H: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,9 @@ def all_but_matrices_on(device: torch.device, weights: Weights) -> Weights:
     def moved(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.to(device)
 
-    names = ("input_norm_H", "q_norm_D", "k_norm_D", "post_norm_H")
+    names = (
+        "input_norm_H", "q_norm_D", "k_norm_D", "post_norm_H", "sinks_H", "attention_norm_H", "feed_forward_norm_H",
+    )  # fmt: skip
     layers = tuple(replace(la, **{name: moved(getattr(la, name)) for name in names}) for la in weights.layers)
     embed = moved(weights.embed_VH)
     head = embed if weights.lm_head_VH is weights.embed_VH else moved(weights.lm_head_VH)
@@ -86,70 +93,100 @@ def random_weights(
     Drawn on the CPU they are the same for every device; `draw_on` a GPU is quicker, and the same on that kind of GPU.
     """
     shapes = dict(tensor_shapes(config))
-    return _assemble(config, lambda name: _draw(name, shapes[name], seed, draw_on).to(device, dtype))
+    one = 1.0 - config.norm_offset
+    return _assemble(config, lambda name: _draw(name, shapes[name], seed, draw_on, one).to(device, dtype))
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of the tensors that a checkpoint of this config must hold."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, layout = config.hidden_size, layout_of(config)
     yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     for i in range(config.num_hidden_layers):
         layer = f"model.layers.{i}"
-        yield f"{layer}.input_layernorm.weight", (hidden,)
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+        for norm in _layer_norms(config):
+            yield f"{layer}.{norm}.weight", (hidden,)
         for name, size in (("q", config.q_size), ("k", config.kv_size), ("v", config.kv_size)):
             yield f"{layer}.self_attn.{name}_proj.weight", (size, hidden)
             if config.qkv_bias:
                 yield f"{layer}.self_attn.{name}_proj.bias", (size,)
-        if config.qk_norm:
-            yield f"{layer}.self_attn.q_norm.weight", (config.head_dim,)
-            yield f"{layer}.self_attn.k_norm.weight", (config.head_dim,)
+        if config.qk_norm or config.wide_qk_norm:
+            q_size, k_size = (config.q_size, config.kv_size) if config.wide_qk_norm else (config.head_dim,) * 2
+            yield f"{layer}.self_attn.q_norm.weight", (q_size,)
+            yield f"{layer}.self_attn.k_norm.weight", (k_size,)
         yield f"{layer}.self_attn.o_proj.weight", (hidden, config.q_size)
-        yield f"{layer}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{layer}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{layer}.mlp.down_proj.weight", (hidden, inner)
+        if config.o_bias:
+            yield f"{layer}.self_attn.o_proj.bias", (hidden,)
+        if config.attention_sinks:
+            yield f"{layer}.self_attn.sinks", (config.num_attention_heads,)
+        yield from layout.shapes(config, layer)
     yield "model.norm.weight", (hidden,)
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, hidden)
 
 
-def _assemble(config: ModelConfig, read: Callable[[str], Tensor]) -> Weights:
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_SANDWICH = ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
+
+
+def _layer_norms(config: ModelConfig) -> tuple[str, ...]:
+    """Before attention, before the feed-forward, and behind each."""
+    return _SANDWICH if config.sandwich_norms else _NORMS
+
+
+def _assemble(config: ModelConfig, read: Read) -> Weights:
     embed = read("model.embed_tokens.weight")
     layers = tuple(_assemble_layer(config, read, f"model.layers.{i}") for i in range(config.num_hidden_layers))
     head = embed if config.tie_word_embeddings else read("lm_head.weight")
-    return Weights(embed, layers, read("model.norm.weight"), head)
+    return Weights(embed, layers, _norm(config, read, "model.norm"), head)
 
 
-def _assemble_layer(config: ModelConfig, read: Callable[[str], Tensor], layer: str) -> LayerWeights:
+def _assemble_layer(config: ModelConfig, read: Read, layer: str) -> LayerWeights:
     def fused(kind: str, *names: str) -> Tensor:
         return torch.cat([read(f"{layer}.{name}_proj.{kind}") for name in names])
 
     qkv = ("self_attn.q", "self_attn.k", "self_attn.v")
+    before, after, *behind = (_norm(config, read, f"{layer}.{name}") for name in _layer_norms(config))
+    heads = config.qk_norm or config.wide_qk_norm
     return LayerWeights(
-        input_norm_H=read(f"{layer}.input_layernorm.weight"),
+        before,
         qkv_OH=fused("weight", *qkv),
         qkv_bias_O=fused("bias", *qkv) if config.qkv_bias else None,
-        q_norm_D=read(f"{layer}.self_attn.q_norm.weight") if config.qk_norm else None,
-        k_norm_D=read(f"{layer}.self_attn.k_norm.weight") if config.qk_norm else None,
+        q_norm_D=_norm(config, read, f"{layer}.self_attn.q_norm") if heads else None,
+        k_norm_D=_norm(config, read, f"{layer}.self_attn.k_norm") if heads else None,
         o_HO=read(f"{layer}.self_attn.o_proj.weight"),
-        post_norm_H=read(f"{layer}.post_attention_layernorm.weight"),
-        gate_up_2IH=fused("weight", "mlp.gate", "mlp.up"),
-        down_HI=read(f"{layer}.mlp.down_proj.weight"),
+        post_norm_H=after,
+        feed_forward=layout_of(config).read(config, read, layer),
+        o_bias_H=read(f"{layer}.self_attn.o_proj.bias") if config.o_bias else None,
+        sinks_H=read(f"{layer}.self_attn.sinks") if config.attention_sinks else None,
+        attention_norm_H=behind[0] if behind else None,
+        feed_forward_norm_H=behind[1] if behind else None,
     )
 
 
-def _draw(name: str, shape: Shape, seed: int, device: torch.device) -> Tensor:
+def _norm(config: ModelConfig, read: Read, name: str) -> Tensor:
+    """A norm's weights; what is added to them is added in float32 at least, where a 16-bit sum would be rounded."""
+    weight = read(f"{name}.weight")
+    if not config.norm_offset:
+        return weight
+    return (weight if weight.dtype == torch.float64 else weight.float()) + config.norm_offset
+
+
+_COLUMNS_FIRST = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def _draw(name: str, shape: Shape, seed: int, device: torch.device, norm: float) -> Tensor:
     """Standard normal / sqrt(fan-in), so that every layer's output is as large as the residual it joins.
 
     Queries and keys get a larger gain: random attention is then peaked, tokens depend on distant ones, and greedy
-    streams neither repeat nor converge.
+    streams neither repeat nor converge. Norms are `norm`.
     """
     if name.endswith("norm.weight"):
-        return torch.ones(shape, device=device)
+        return torch.full(shape, norm, device=device)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
     gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
-    return torch.randn(shape, generator=generator, device=device) * (gain / math.sqrt(shape[-1]))
+    fan_in = shape[-2] if name.endswith(_COLUMNS_FIRST) else shape[-1]
+    return torch.randn(shape, generator=generator, device=device) * (gain / math.sqrt(fan_in))
 
 
 class _Checkpoint:

@@ -34,14 +34,15 @@ class DecisionRows:
         refusals: Pairs,
         idle_until_ns: int | None,
         starts: Sequence[int],
+        rejected: Pairs,
     ) -> None:
-        batch = batch_text(preempted, grants, decodes, decodes_at)
-        decode_only = bool(decodes) and not grants and not preempted
+        batch = batch_text(preempted, grants, decodes, decodes_at, rejected)
+        decode_only = bool(decodes) and not grants and not preempted and not rejected
         if decode_only and not refusals and idle_until_ns is None:
             self._extend(batch, index, now_ns, 1)
             return
         self.complete()
-        if decodes or grants or preempted:
+        if decodes or grants or preempted or rejected:
             self._digest.add(batch, 1, decode_only)
         refused = pairs_text(refusals) if refusals else ""
         idle_s = "null" if idle_until_ns is None else repr(idle_until_ns / NS)

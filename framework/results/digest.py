@@ -1,7 +1,4 @@
-"""The digest of a run's decisions: equal digests mean equal batches in equal order.
-
-Knows how a batch is written down, nothing of times, of what was refused or of how a policy came to it.
-"""
+"""The digest of a run's decisions: equal digests mean equal batches in equal order."""
 
 from __future__ import annotations
 
@@ -21,18 +18,22 @@ ALL_DECODES = '"preempted":[],"grants":[],"decodes":"all","decodes_at":0'
 """The batch that gives one token to each decoding request and does nothing else."""
 
 
-def batch_text(preempted: Pairs, grants: Grants, decodes: Decodes, decodes_at: int) -> str:
+def batch_text(
+    preempted: Pairs, grants: Grants, decodes: Decodes, decodes_at: int, rejected: Pairs = ()
+) -> str:  # fmt: skip
     """Canonical JSON of a step's batch: what the digest covers, and the middle of a decision row.
 
-    `decodes` is `"all"` or request ids; the batch is `grants[:decodes_at]`, the decodes, `grants[decodes_at:]`.
+    `decodes` is `"all"` or request ids; the batch is `grants[:decodes_at]`, the decodes, `grants[decodes_at:]`. Who was
+    rejected is a member only where there is anybody.
     """
-    if not grants and not preempted and decodes == "all":
+    if not grants and not preempted and not rejected and decodes == "all":
         return ALL_DECODES
     victims = pairs_text(preempted) if preempted else ""
     granted = ",".join([f"[{quote(request_id)},{tokens}]" for request_id, tokens in grants]) if grants else ""
     decoded = '"all"' if decodes == "all" else f"[{','.join(map(quote, decodes))}]"
     place = decodes_at if decodes else 0
-    return f'"preempted":[{victims}],"grants":[{granted}],"decodes":{decoded},"decodes_at":{place}'
+    turned_away = f',"rejected":[{pairs_text(rejected)}]' if rejected else ""
+    return f'"preempted":[{victims}],"grants":[{granted}],"decodes":{decoded},"decodes_at":{place}{turned_away}'
 
 
 def pairs_text(pairs: Pairs) -> str:
@@ -40,7 +41,8 @@ def pairs_text(pairs: Pairs) -> str:
 
 
 class Digest:
-    """128-bit blake2b of a run's batches in order: preemptions, grants and decodes, never times, verbs or refusals.
+    """128-bit blake2b of a run's batches in order: preemptions, grants, decodes and rejections, never times, verbs or
+    refusals.
 
     Consecutive equal decode-only batches are one row with a count, however they were reported. Empty batches leave no
     trace, since idling is not part of the batch.
@@ -73,9 +75,9 @@ class Digest:
 def digest_of(decisions: dict[str, Any]) -> str:
     """The digest of a decisions table, equal to that of the run that wrote it."""
     digest = Digest()
-    rows = zip(*(decisions[name] for name in ("preempted", "grants", "decodes", "decodes_at", "repeat")), strict=True)
-    for preempted, grants, decodes, decodes_at, repeat in rows:
-        if preempted or grants or decodes:
-            batch = batch_text(preempted, grants, decodes, decodes_at)
-            digest.add(batch, int(repeat), not preempted and not grants)
+    columns = [decisions[name] for name in ("preempted", "grants", "decodes", "decodes_at", "repeat", "rejected")]
+    for preempted, grants, decodes, decodes_at, repeat, rejected in zip(*columns, strict=True):
+        if preempted or grants or decodes or rejected:
+            batch = batch_text(preempted, grants, decodes, decodes_at, rejected)
+            digest.add(batch, int(repeat), not preempted and not grants and not rejected)
     return digest.hexdigest()

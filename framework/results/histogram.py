@@ -1,4 +1,4 @@
-"""Exact statistics of a weighted histogram. Knows integers and their counts; knows nothing of what they measure.
+"""Exact statistics of a weighted histogram.
 
 Memory grows with the number of distinct values, never with the number of samples.
 """

@@ -1,4 +1,4 @@
-"""JSON lines in compressed files, written as a run goes and readable up to the last flush. Knows no row's meaning."""
+"""JSON lines in compressed files, written as a run goes and readable up to the last flush."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.results import packed
 
 PARTIAL = ".partial"
+MAX_LINE = 1 << 28
+"""Bytes of a row: that of a step names every request of its batch."""
 
 
 def log_path(directory: Path, table: str) -> Path:
@@ -20,7 +22,7 @@ def log_path(directory: Path, table: str) -> Path:
 def partial_path(directory: Path, table: str) -> Path:
     """Where a log grows until it is whole."""
     partial = [path.with_name(path.name + PARTIAL) for path in packed.paths(directory, f"{table}.jsonl")]
-    return next((path for path in partial if path.exists()), partial[-1])
+    return next((path for path in partial if path.is_file()), partial[-1])
 
 
 def all_paths(directory: Path, table: str) -> list[Path]:
@@ -74,6 +76,8 @@ def log_lines(path: Path, *, whole: bool) -> Iterator[list[str]]:
     try:
         for piece in packed.unpacked(path):
             *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > MAX_LINE:
+                raise ConfigError(f"{path}: a line is longer than {MAX_LINE:,} bytes; the file is damaged")
             yield [line.decode() for line in lines]
     except EOFError:
         torn = True

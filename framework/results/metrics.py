@@ -1,8 +1,6 @@
 """Every definition of a latency, a rate and a share, once.
 
-Knows the columns of finished requests, the sums over steps and the histogram of gaps; knows nothing of files, of the
-engine or of how a run was made. Times are integer nanoseconds inside and seconds in the summary; what is unknown is
-None, never 0 and never NaN.
+Times are integer nanoseconds inside and seconds in the summary; what is unknown is None, never 0 and never NaN.
 
 Stages of a request: intended arrival, preparation, visible, queue, prefill, first token, decode, last token, delivery.
 Latencies run from the intended arrival. Which requests enter:

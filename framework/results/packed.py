@@ -64,7 +64,7 @@ def paths(directory: Path, name: str) -> list[Path]:
 
 def find(directory: Path, name: str) -> Path:
     """The file called `name` as it was compressed; where it would be if there is none. ConfigError if there are two."""
-    found = [path for path in paths(directory, name) if path.exists()]
+    found = [path for path in paths(directory, name) if path.is_file()]
     if len(found) > 1:
         raise ConfigError(f"{directory}: expected one of {' and '.join(path.name for path in found)}, found both")
     return found[0] if found else directory / f"{name}{codec().suffix}"

@@ -1,4 +1,4 @@
-"""Logs as parquet, where pyarrow is installed. Knows types and files; nested values are kept as JSON text."""
+"""Logs as parquet, where pyarrow is installed. Nested values are kept as JSON text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.logs import log_lines, log_path
-from schedlab.framework.results.tables import SCHEMAS, Columns, RawColumns, Schema, from_json_lines, to_arrays
+from schedlab.framework.results.tables import SCHEMAS, SPARSE, Columns, RawColumns, Schema, from_json_lines, to_arrays
 
 
 def parquet_path(directory: Path, table: str) -> Path:
@@ -40,7 +40,9 @@ def read_parquet(directory: Path, table: str) -> Columns:
     schema = SCHEMAS[table]
     columns = read_table(parquet_path(directory, table)).to_pydict()
     for name in _nested(schema):
-        columns[name] = [json.loads(text) for text in columns[name]]
+        texts = columns.get(name)
+        rows = len(columns[next(iter(schema))])
+        columns[name] = [SPARSE[name]] * rows if texts is None else [json.loads(text) for text in texts]
     return to_arrays(schema, columns)
 
 

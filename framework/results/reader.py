@@ -1,4 +1,4 @@
-"""Reads a run directory back, whole or not. Knows file names; knows nothing of how a run was made."""
+"""Reads a run directory back, whole or not."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def load_table(directory: Path, table: str, record: str, *, whole: bool) -> Colu
     path, partial = log_path(directory, table), partial_path(directory, table)
     if record == "summary":
         raise ConfigError(f"{directory}: no {table}, the run was recorded with record=summary; run with record=full")
-    if parquet_path(directory, table).exists():
+    if parquet_path(directory, table).is_file():
         return read_parquet(directory, table)
-    if path.exists():
+    if path.is_file():
         return _read_log(path, SCHEMAS[table], whole=whole)
-    if partial.exists() and not whole:
+    if partial.is_file() and not whole:
         return _read_log(partial, SCHEMAS[table], whole=False)
     raise ConfigError(f"{path}: the {table} of the run are missing")
 
@@ -67,11 +67,12 @@ def _read_log(path: Path, schema: Schema, *, whole: bool) -> Columns:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
+    if not path.is_file():
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: not JSON, {error}") from None
-    assert isinstance(content, dict)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected an object, found a JSON {type(content).__name__}")
     return content

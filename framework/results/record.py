@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +12,7 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import EngineRequest, to_ns
 from schedlab.framework.results.decision_rows import DecisionRows
 from schedlab.framework.results.digest import Decodes, Grants, Pairs
+from schedlab.framework.results.groups import group_figures
 from schedlab.framework.results.histogram import Histogram
 from schedlab.framework.results.measured_requests import MeasuredRequests
 from schedlab.framework.results.metrics import Measured, Measurement, observed_at, summarise
@@ -58,6 +60,7 @@ class Recorder:
         self._gaps = TokenGaps()
         self._totals = StepTotals()
         self._requests = MeasuredRequests(measurement.slo)
+        self._rejections: Counter[str] = Counter()  # by reason, up to a colon
         self._served: dict[str, int] | None = None
         self._demanded: dict[str, int] | None = None
         self._kept: dict[str, list[Columns]] = {"requests": [], "steps": []}
@@ -89,14 +92,18 @@ class Recorder:
         refusals: Pairs,
         idle_until_ns: int | None,
         starts: Sequence[int] = (),
+        rejected: Pairs = (),
     ) -> None:
         """What a policy decided in one step. `decodes` is "all", or ids in batch order; empty if nobody decodes.
 
         `starts` are the positions from which the grants compute: of a prefix hit, or where the last grant ended.
+        `rejected` are turned away, each with its reason.
 
         `idle_until_ns` is None for a step that did not idle, and for one that idles until something happens.
         """
-        self._decisions.add(index, now_ns, preempted, grants, decodes, decodes_at, refusals, idle_until_ns, starts)
+        self._decisions.add(
+            index, now_ns, preempted, grants, decodes, decodes_at, refusals, idle_until_ns, starts, rejected
+        )
         if len(self._decisions.rows) >= self._limit:
             self._fold()
 
@@ -116,6 +123,8 @@ class Recorder:
         """A request reached its terminal state."""
         buffer = self._request_buffer
         buffer += request_row(request)
+        if request._state == "rejected" and self.measurement.inside(request._arrival_ns):
+            self._rejections[(request.reason or "").partition(":")[0]] += 1
         output = request.recorded_output_tokens
         demanded = request.num_tokens if output is None else request.num_prompt_tokens + output
         self._demanded_buffer.append(demanded)
@@ -143,7 +152,7 @@ class Recorder:
         self._decisions.complete()
         self.flush()
         run, outside = self._measured(backlog_end)
-        summary = summarise(run)
+        summary = {**summarise(run), **group_figures(run, self._rejections)}
         result = {
             "status": "finished",
             "digest": self._decisions.hexdigest(),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from schedlab.framework.request import EngineRequest
 
 
 class StepRow(NamedTuple):
@@ -34,13 +35,15 @@ class StepRow(NamedTuple):
     device_us: float | None = None
 
 
-request_row = attrgetter(
-    "_request_id", "source_row", "_client", "_session", "_priority", "_deadline_ns", "_slo", "_max_tokens",
-    "_arrival_ns", "visible_ns", "first_scheduled_ns", "_first_token_ns", "finished_ns", "delivery_ns",
-    "_num_prompt_tokens", "num_output_tokens", "cached_tokens", "resumed_tokens", "_num_preemptions", "swaps",
-    "recomputed_tokens", "_state", "reason",
-)  # fmt: skip
-"""The columns of REQUESTS, in order, read off a request."""
+def request_row(request: EngineRequest) -> tuple[Any, ...]:
+    """The columns of REQUESTS, in order; times in nanoseconds, the SLO class itself, a limit of -1 for none."""
+    return (
+        request._request_id, request.source_row, request._client, request._session, request._priority,
+        request._deadline_ns, request._slo, request._max_tokens, request._arrival_ns, request.visible_ns,
+        request.first_scheduled_ns, request._first_token_ns, request.finished_ns, request.delivery_ns,
+        request._num_prompt_tokens, request.num_output_tokens, request.cached_tokens, request.resumed_tokens,
+        request._num_preemptions, request.swaps, request.recomputed_tokens, request._state, request.reason,
+    )  # fmt: skip
 
 
 class DecisionRow(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sums over steps that time-weighted means and shares are made of. Knows the steps table, not what the sums mean."""
+"""Sums over steps that time-weighted means and shares are made of."""
 
 from __future__ import annotations
 

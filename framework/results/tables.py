@@ -1,6 +1,5 @@
 """The three tables of a run: which columns they have, in which units, as JSON lines and as arrays.
 
-Knows the row schemas and how a value is written; knows nothing of files, of the engine or of what the values mean.
 Times named `_ns` are integer nanoseconds on the engine's clock, times named `_s` are seconds of the same clock.
 """
 
@@ -82,7 +81,10 @@ DECISIONS: Schema = {
     "starts": "json",
     "refusals": "json",
     "idle_until_s": "time?",
+    "rejected": "json",
 }
+SPARSE: Mapping[str, list[Any]] = {"rejected": []}
+"""Columns that rows leave out where there is nothing to say, and what that means."""
 SCHEMAS: Mapping[str, Schema] = {"requests": REQUESTS, "steps": STEPS, "decisions": DECISIONS}
 
 
@@ -144,7 +146,7 @@ def integers(values: Collection[int]) -> np.ndarray:
 
 def from_json_lines(schema: Schema, lines: Sequence[str]) -> RawColumns:
     rows = json.loads("[" + ",".join(lines) + "]")
-    return {name: [row[name] for row in rows] for name in schema}
+    return {name: [row.get(name, SPARSE[name]) if name in SPARSE else row[name] for row in rows] for name in schema}
 
 
 def to_arrays(schema: Schema, columns: RawColumns) -> Columns:

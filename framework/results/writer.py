@@ -1,7 +1,7 @@
 """A run directory in the making: logs streamed while the run goes, results at its end.
 
-Knows file names and when to flush; knows nothing of what the rows mean. A run that is killed leaves `.partial` logs
-that can be read up to their last flush, and a result.json that says `interrupted`.
+A run that is killed leaves `.partial` logs that can be read up to their last flush, and a result.json that says
+`interrupted`.
 """
 
 from __future__ import annotations
@@ -157,5 +157,22 @@ def write_json(path: Path, content: Any) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` in one go: whoever reads it, and whenever this process ends, finds the old text or the new."""
     temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # a link there would be followed
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def folder_within(directory: Path, name: str) -> Path:
+    """The folder `name` of a run, made where it is missing. ConfigError for a link: what is written stays inside."""
+    path = directory / name
+    if path.is_symlink():
+        raise ConfigError(f"{path}: is a link, expected a folder of the run; remove it or write elsewhere")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def not_a_link(path: Path) -> Path:
+    """`path`, to be written anew: a link that lies there is removed instead of followed."""
+    if path.is_symlink():
+        path.unlink()
+    return path

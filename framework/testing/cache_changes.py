@@ -91,8 +91,9 @@ class Admissions:
 
 
 def _order(subject: Subject, case: Case) -> list[str] | None:
-    """Names of the queue in the order of their admission; None if anybody was preempted."""
+    """Names of the queue in the order of their admission; None if anybody was preempted or turned away."""
     seen = Admissions()
     policy: Policy = subject.make()
     subject.run(case, policy=policy, executor=StubExecutor(token_ns=0), on_step=seen)
-    return None if seen.disturbed else [name for name in seen.order if name.startswith("w")]
+    queue = [name for name in seen.order if name.startswith("w")]
+    return None if seen.disturbed or len(queue) < len(QUEUE) else queue

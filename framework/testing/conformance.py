@@ -118,9 +118,9 @@ def _endurance(subject: Subject) -> Iterator[Violation]:
 def _print_decisions(engine: Engine, last: int = 40) -> None:
     """The last boundaries before the failure, one a line."""
     rows = close(engine, []).tables.decisions
-    names = ("now_ns", "preempted", "grants", "decodes", "refusals")
-    for now_ns, preempted, grants, decodes, refusals in list(zip(*(rows[n] for n in names), strict=True))[-last:]:
-        parts = {"preempted": preempted, "granted": grants, "decoded": decodes, "refused": refusals}
+    names = ("now_ns", "preempted", "grants", "decodes", "refusals", "rejected")
+    for now_ns, *told_of in list(zip(*(rows[n] for n in names), strict=True))[-last:]:
+        parts = dict(zip(("preempted", "granted", "decoded", "refused", "rejected"), told_of, strict=True))
         told = "; ".join(f"{verb} {what}" for verb, what in parts.items() if len(what))
         print(f"{int(now_ns) / 1e6:9.3f} ms  {told or 'idle'}")
 
@@ -231,6 +231,9 @@ class Trial:
         except Violation as violation:
             self.accuse(violation)
             self.say("cost", "untested", str(violation))
+            return
+        if not costs:
+            self.say("cost", "untested", "it rejects all that would wait")
             return
         self.say(
             "cost", "bound", "; ".join(f"{c.us:.0f} us at {c.running} running, {c.waiting} waiting" for c in costs)

@@ -42,11 +42,14 @@ class Timed(Policy):
 
 
 def decision_costs(subject: Subject, steps: int = 60) -> list[Cost]:
-    """Median microseconds of a decision with few and with many requests, all slots taken and a queue behind."""
-    return [_cost(subject, running, waiting, steps) for running, waiting in SIZES]
+    """Median microseconds of a decision with few and with many requests, all slots taken and a queue behind; sizes at
+    which a policy that rejects leaves nobody are left out.
+    """
+    costs = [_cost(subject, running, waiting, steps) for running, waiting in SIZES]
+    return [cost for cost in costs if cost is not None]
 
 
-def _cost(subject: Subject, running: int, waiting: int, steps: int) -> Cost:
+def _cost(subject: Subject, running: int, waiting: int, steps: int) -> Cost | None:
     config = EngineConfig(
         num_blocks=40 * (running + 1), max_model_len=4096, max_num_seqs=running, honour_holds=False, audit_every=1 << 60
     )
@@ -56,8 +59,11 @@ def _cost(subject: Subject, running: int, waiting: int, steps: int) -> Cost:
     with blame():
         engine = engine_for(timed, source, config, ScriptedExecutor(20), Guess())
         while len(engine.ledger.running) < running and engine.num_steps < 4 * running:
-            engine.step()
+            if not engine.step():
+                return None
         timed.times_ns.clear()
         for _ in range(steps):
             engine.step()
+    if not timed.times_ns:
+        return None
     return Cost(running, waiting, statistics.median(timed.times_ns) / 1000)

@@ -49,6 +49,8 @@ class Pilot:
         return decision
 
     def _check(self, decision: Decision, in_flight: bool) -> None:
+        if decision.rejected:
+            raise PolicyError(self.name, "rejected a request, and vLLM's scheduler serves whom it has accepted")
         granted = decision.prefills or decision.decodes
         decodes_all = decision.decodes_all or (in_flight and not self.books.decode_set.members)  # the last ones fly
         other = decision.prefills or decision.preempted or decision.idle_until_ns is not None

@@ -39,7 +39,9 @@ MODULES = (
     "framework.ordered_requests",
     "framework.prefix_cache",
     "framework.request",
+    "framework.results.decision_rows",
     "framework.results.digest",
+    "framework.results.token_gaps",
     "framework.step",
 )
 """Of the package. Their last names differ: by these a library knows the modules in it."""

@@ -136,7 +136,13 @@ def test_where_logs_part_is_told_by_the_step_of_each() -> None:
         index, decodes = zip(*rows, strict=True)
         nothing: list[Any] = [[]] * len(rows)
         zeros = np.zeros(len(rows), dtype=np.int64)
-        columns = {"preempted": nothing, "grants": nothing, "decodes_at": zeros, "repeat": zeros + 1}
+        columns = {
+            "preempted": nothing,
+            "grants": nothing,
+            "rejected": nothing,
+            "decodes_at": zeros,
+            "repeat": zeros + 1,
+        }
         return {"index": np.array(index), "decodes": list(decodes), **columns}
 
     logged = decisions((0, "all"), (3, "a"), (9, "all"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedlab.experiments import engines
+from schedlab.experiments.analysis.diff import difference, show
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.vllm_engine import vllm
 from schedlab.framework.errors import ConfigError
@@ -104,3 +105,16 @@ def test_limits_that_vllm_does_not_have(keys, line, tmp_path):
 def test_a_shape_without_a_checkpoint_is_refused():
     with pytest.raises(ConfigError, match="engine=vllm: expected a checkpoint"):
         vllm("tiny", num_blocks=100)
+
+
+def test_runs_of_vllms_own_scheduler_are_compared_but_not_executed_again(tmp_path, capsys):
+    for name, size in (("a", 64), ("own", 512)):
+        setup = engines.stub(num_blocks=200)
+        Experiment(ChunkedPrefill(chunk_size=size), CommonWork(num_requests=20), setup).run(tmp_path / name)
+    manifest = json.loads((tmp_path / "own/manifest.json").read_text())
+    manifest["policy"] |= {"class": "schedlab.framework.vllm.own.OwnScheduler", "knobs": {}}
+    (tmp_path / "own/manifest.json").write_text(json.dumps(manifest))
+    found = difference(tmp_path / "a", tmp_path / "own")
+    assert found.opaque == (False, True) and found.seen[0] is not None and found.seen[1] is None
+    show(found, 1)
+    assert "own: vLLM's own scheduler decided, which is not executed again" in capsys.readouterr().out

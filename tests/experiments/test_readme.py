@@ -1,6 +1,7 @@
-"""The figures of README.md and of the pages it links: what needs only modelled time and traffic that is drawn is made
-again and must read as printed; what was measured must be there in its form, in a range that it can have, with the
-command that measures it.
+"""The figures of README.md, of docs/ and of the pages they link.
+
+What needs only modelled time and traffic that is drawn is made again and must read as printed; what was measured must
+be there in its form, in a range that it can have, with the command that measures it.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from schedlab.policies.fcfs import FCFS
 from schedlab.workloads.workload import Recorded
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-FLAT = " ".join(README.replace("> ", "").split())
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = {path.stem: path.read_text(encoding="utf-8").replace("](../", "](") for path in (ROOT / "docs").glob("*.md")}
+EVERYTHING = "\n".join([README, *DOCS.values()])
+FLAT = " ".join(EVERYTHING.split())
 """Without line breaks, which may fall anywhere."""
 TRACES = ROOT.parent / "shared" / "traces"
 PICTURES = {
     "experiments/bench/results/stall.png": "python -m schedlab.experiments.bench.stall_picture",
     "experiments/bench/results/azure_hour.png": "`hour/plots/latency_cdf.png` of the sweep below",
 }
-"""And what regenerates them, as the README says it."""
+"""And what regenerates them, as the text says it."""
 PAGES = {
     "experiments/bench/results/reproductions.md": "schedlab reproduce",
     "experiments/bench/results/leaderboard.md": "schedlab bench",
@@ -50,8 +53,8 @@ LITERATURE = [name for name in reproduce.NAMES if name != "prefix_order"]  # of 
 
 
 def test_every_picture_and_page_is_there_with_the_command_that_makes_it():
-    assert set(re.findall(r"!\[.*?\]\((.*?)\)", README)) == set(PICTURES)
-    assert set(PAGES) == set(re.findall(r"\]\((\S+results/\S+\.md)\)", README))
+    assert set(re.findall(r"!\[.*?\]\((.*?)\)", EVERYTHING)) == set(PICTURES)
+    assert set(PAGES) == set(re.findall(r"\]\((\S+results/\S+\.md)\)", EVERYTHING))
     for file, told in (PICTURES | PAGES).items():
         assert (ROOT / file).stat().st_size > 1000 and told in FLAT, file
 
@@ -68,7 +71,7 @@ def test_the_longest_stalls_are_as_printed():
 def test_the_policies_that_ship_are_those_in_the_table(workspace):
     with hydra.initialize_config_module(compose.CONFIG_MODULE, version_base="1.3"):
         ship = leaderboard.installed_policies(GlobalHydra.instance().config_loader())
-    table = README.split("## Policies that ship")[1].split("\n\n")[1]
+    table = DOCS["policies"].split("## Policies that ship")[1].split("\n\n")[1]
     assert {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])} == set(ship)
 
 
@@ -109,6 +112,12 @@ def test_the_azure_hour_has_as_many_requests():
         pytest.skip("the published traces are not at ../shared/traces")
     trace = Recorded(name="azure_conv", path=str(file), format="azure").load(0)
     assert f"{len(trace):,} requests of Azure's 2023 conversation hour" in FLAT
+
+
+def test_every_link_leads_somewhere():
+    for folder, text in [("", README), *(("docs", text) for text in DOCS.values())]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+            assert (ROOT / target).exists() or (ROOT / folder / target).exists(), target
 
 
 def blocks(language: str) -> list[str]:

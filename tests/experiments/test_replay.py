@@ -173,7 +173,7 @@ def log(rows: list[tuple[str, int]]) -> dict:
         "index": np.cumsum(repeats) - repeats, "repeat": repeats, "preempted": [[] for _ in merged],
         "grants": [[[batch, 3]] if batch in "xy" else [] for batch, _ in merged],
         "decodes": ["all" if batch == "all" else [] for batch, _ in merged],
-        "decodes_at": np.zeros(len(merged), dtype=np.int64),
+        "decodes_at": np.zeros(len(merged), dtype=np.int64), "rejected": [[] for _ in merged],
     }  # fmt: skip
 
 

@@ -10,12 +10,14 @@ import made_up
 import pytest
 
 from schedlab.experiments.analysis.agreement import agreement, first_difference
+from schedlab.experiments.analysis.metrics import check_metric
 from schedlab.experiments.analysis.table import (
     FIGURES,
     UNKNOWN,
     Comparison,
     Run,
     chain_notes,
+    figures_of,
     predictor_line,
     predictor_notes,
 )
@@ -56,6 +58,9 @@ def notes(*directories: Path) -> str:
 def test_every_figure_is_a_key_of_the_summary():
     known = {*SUMMARY_KEYS, "pressure/queue", "pressure/split_prompts"}
     assert {figure.key for figure in FIGURES} <= known
+    for figure in figures_of(["class/urgent/slo_attainment"]):
+        if figure.key not in known:
+            check_metric(figure.key, "--gate")
 
 
 def test_latencies_are_shown_in_ms(tmp_path):

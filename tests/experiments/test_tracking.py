@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -230,6 +231,21 @@ def test_whatever_it_raises_is_one_warning(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="no Weights & Biases run: out of luck"):
         tracker = start_tracker(WandbConfig(), {}, tmp_path)
     assert isinstance(tracker, NoTracker)
+
+
+@pytest.mark.parametrize(("in_sweep", "seen"), [(True, (None, None)), (False, ("given", "must"))])
+def test_only_a_run_of_its_own_takes_an_inherited_id(tmp_path, monkeypatch, in_sweep, seen):
+    import wandb
+
+    def look(**_: object) -> None:
+        raise RuntimeError(f"{os.environ.get('WANDB_RUN_ID'), os.environ.get('WANDB_RESUME')}")
+
+    monkeypatch.setattr(wandb, "init", look)
+    monkeypatch.setenv("WANDB_RUN_ID", "given")
+    monkeypatch.setenv("WANDB_RESUME", "must")
+    with pytest.warns(UserWarning, match=re.escape(str(seen))):
+        start_tracker(WandbConfig("dryrun"), {}, tmp_path, in_sweep=in_sweep)
+    assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("given", "must")
 
 
 class Refusing:

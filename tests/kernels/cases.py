@@ -2,7 +2,7 @@
 
 import torch
 
-from schedlab.experiments.bench.paged_batches import FP8, Batch, Case, build, error
+from schedlab.experiments.device.paged_batches import FP8, Batch, Case, build, error
 from schedlab.kernels.dispatch import Kernels, kernels
 
 __all__ = ["FP8", "REFERENCE", "TOLERANCE", "Batch", "Case", "build", "check", "error"]

@@ -63,7 +63,7 @@ def test_a_gpu_is_demanded(monkeypatch, capsys):
 
 def test_what_it_runs_is_the_preset_and_the_machine_of_that_name():
     """They are written down there, for presets need a library that the check does without."""
-    from schedlab.experiments.bench.engine_checks import LLAMA_8B, MACHINE
+    from schedlab.experiments.device.engine_checks import LLAMA_8B, MACHINE
 
     assert engines.model_preset(compose.preset("model", "llama3.1-8b"))[0] == LLAMA_8B
     assert engines.hardware_preset("h200") == MACHINE

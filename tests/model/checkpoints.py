@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,35 @@ VARIANTS = {
         },
     ),
     "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "hidden_size": 72}),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "hidden_size": 72,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.25,
+            "logits_scaling": 6.0,
+        },
+    ),
+    "gpt-oss": ("GptOss", {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 7}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "sliding_window": 7,
+            "layer_types": LAYERS,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": False,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
     **{f"group-{g}": ("Llama", _grouped(g)) for g in (1, 2, 5, 7, 8)},
 }
 
@@ -70,14 +100,20 @@ VARIANTS = {
 def reference(variant: str) -> transformers.PreTrainedModel:
     """A random model in float32 whose greedy streams wander: weights as large as their inputs, uneven norms."""
     family, changes = VARIANTS[variant]
-    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes}, use_cache=False)
+    kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, kind)(**{**SHAPE, **copy.deepcopy(changes)}, use_cache=False)
+    if family == "GptOss":
+        config._attn_implementation = "eager"  # the one that has sinks
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    if "num_experts_per_tok" in changes:
+        model.set_experts_implementation("eager")  # which takes float64 too
     generator = torch.Generator().manual_seed(len(variant))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if "norm" in name:
-                parameter.copy_(1 + 0.2 * noise)
+                size = 1.6 if "q_norm" in name or "k_norm" in name else 1.0  # they undo the gain of queries and keys
+                parameter.copy_(size * (1 + 0.2 * noise) - float(family == "Gemma3"))
             else:
                 gain = 2.0 if "q_proj.weight" in name or "k_proj.weight" in name else 1.0
                 parameter.copy_(noise * gain / math.sqrt(parameter.shape[-1]))
@@ -86,9 +122,9 @@ def reference(variant: str) -> transformers.PreTrainedModel:
 
 def save(variant: str, directory: Path, dtype: torch.dtype = torch.float32, **kwargs) -> Path:
     family = VARIANTS[variant][0]
-    copy = getattr(transformers, f"{family}ForCausalLM")(reference(variant).config).to(dtype)
-    copy.load_state_dict(reference(variant).state_dict())
-    copy.save_pretrained(directory, **kwargs)
+    made = getattr(transformers, f"{family}ForCausalLM")(reference(variant).config).to(dtype)
+    made.load_state_dict(reference(variant).state_dict())
+    made.save_pretrained(directory, **kwargs)
     return directory
 
 
@@ -101,17 +137,27 @@ def reference_logits(model: nn.Module, tokens: list[int]) -> torch.Tensor:
 @cache
 def double(variant: str) -> nn.Module:
     """The model in float64 with float64 norms, which transformers computes in float32 whatever the model's dtype."""
-    import copy
-
     model = copy.deepcopy(reference(variant)).double()
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = _norm_of(module)
+        if type(module).__name__.endswith("TopKRouter"):
+            module.forward = _router_of(module, VARIANTS[variant][1].get("norm_topk_prob", variant != "olmoe"))
     return model
 
 
 def _norm_of(module: nn.Module):
-    return lambda x: F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+    offset, eps = (1.0, module.eps) if hasattr(module, "eps") else (0.0, module.variance_epsilon)
+    return lambda x: F.rms_norm(x, module.weight.shape, module.weight + offset, eps)
+
+
+def _router_of(module: nn.Module, renormalises: bool):
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = F.linear(x.reshape(-1, x.shape[-1]), module.weight, getattr(module, "bias", None))
+        weights, chosen = logits.softmax(-1).topk(module.top_k, dim=-1)
+        return logits, weights / weights.sum(-1, keepdim=True) if renormalises else weights, chosen
+
+    return forward
 
 
 def greedy(variant: str, prompt: list[int], count: int) -> tuple[list[int], list[float]]:

@@ -57,7 +57,9 @@ def assert_same_bits(pages):
             assert end < 40 or torch.equal(row, alone[end - 40])
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen2", "qwen3", "group-7"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "mistral-window", "qwen2", "qwen3", "group-7", "qwen3-moe", "gpt-oss", "gemma3"]
+)
 def test_bits_do_not_depend_on_batch_or_chunking(variant, tmp_path):
     assert_same_bits(Pages(executor(save(variant, tmp_path)), num_blocks=128))
 

@@ -17,7 +17,7 @@ from schedlab.kernels.dispatch import kernels
 from schedlab.kernels.quantised import Quantised
 
 META = torch.device("meta")
-MATRICES = ("qkv_OH", "qkv_bias_O", "o_HO", "gate_up_2IH", "down_HI")
+MATRICES = ("qkv_OH", "qkv_bias_O", "o_HO", "feed_forward")
 
 
 def staged(linear=plain, **options):

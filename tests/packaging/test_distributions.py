@@ -17,13 +17,14 @@ QUICK = ("engine=virtual", "model=llama3.1-8b", "hardware=h100", "wandb.mode=dis
 
 def files_of(folder: str) -> set[str]:
     kinds = {".py", ".yaml", ".gz", ".md", ".csv", ".json", ".jsonl", ".j2", ".cpp", ".h", ".pxd"}
-    paths = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    left_out = {"__pycache__", "bench"}
+    paths = [path for path in (ROOT / folder).rglob("*") if path.is_file() and not left_out & set(path.parts)]
     return {f"schedlab/{path.relative_to(ROOT)}" for path in paths if path.suffix in kinds}
 
 
 def test_the_wheel_has_every_module_and_data_file(built, names_in_wheel):
     expected = set().union(*(files_of(folder) for folder in FOLDERS))
-    expected |= {f"schedlab/{name}" for name in ("__init__.py", "__main__.py", "core.py", "testing.py", "py.typed")}
+    expected |= {"schedlab/py.typed", *(f"schedlab/{path.name}" for path in (ROOT / "src/schedlab").glob("*.py"))}
     plugins = ROOT / "src" / "hydra_plugins"
     expected |= {str(path.relative_to(plugins.parent)) for path in plugins.rglob("*.py")}
     assert "hydra_plugins/schedlab_launchers/pool.py" in expected
@@ -51,6 +52,13 @@ def test_a_run_in_another_folder(environment):
     done = environment.run("-m", "schedlab", "run", *QUICK, "hydra.run.dir=ran")
     assert done.returncode == 0, done.stderr
     assert json.loads((environment.folder / "ran/result.json").read_text())["status"] == "finished"
+
+
+def test_what_measures_the_project_stays_in_the_checkout(environment):
+    done = environment.run("-m", "schedlab.experiments.bench.cost_model")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "No module named 'schedlab.experiments.bench'" in done.stderr
+    assert environment.run("-m", "schedlab.experiments.device_check", "--help").returncode == 0
 
 
 def test_the_console_script(environment):

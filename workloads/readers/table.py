@@ -23,7 +23,7 @@ from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.workloads.builder import Builder, check_id_counts, finish, ignoring, skip_failures, think_from_gaps
 from schedlab.workloads.calls import Calls
 from schedlab.workloads.dependencies import Names, named_parents, with_parents
-from schedlab.workloads.files import open_text
+from schedlab.workloads.files import check_regular, open_text
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.parquet import Duration, Stamp, parquet_batches
 from schedlab.workloads.readers.mooncake import scoped
@@ -133,6 +133,7 @@ def _service(batch: Batch, theirs: Mapping[str, str], options: ReadOptions) -> n
 
 def batches(path: Path, required: list[str]) -> Iterator[Batch]:
     """By the file's content: parquet by its magic number, JSON by the first brace, else csv."""
+    check_regular(path)
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return parquet_batches(path, required)

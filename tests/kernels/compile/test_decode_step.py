@@ -10,6 +10,7 @@ from schedlab.framework.model.backend import Backend, by_rows, quantised_gpu
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, RaggedBatch
 from schedlab.framework.model.graphs import PaddedDecode, sizes_up_to
+from schedlab.framework.model.layouts import Gated
 from schedlab.framework.model.linear import plain
 from schedlab.framework.model.weights import LayerWeights, Weights
 from schedlab.kernels.dispatch import kernels
@@ -27,7 +28,7 @@ def meta(*shape: int) -> torch.Tensor:
 
 def weights() -> Weights:
     layer = LayerWeights(meta(4096), meta(6144, 4096), None, None, None, meta(4096, 4096), meta(4096),
-                         meta(28672, 4096), meta(4096, 14336))  # fmt: skip
+                         Gated(meta(28672, 4096), meta(4096, 14336)))  # fmt: skip
     return Weights(meta(128_256, 4096), (layer, layer), meta(4096), meta(128_256, 4096))
 
 

@@ -9,6 +9,7 @@ difference.
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,10 @@ MODEL = ModelConfig(
     max_position_embeddings=128,
     qk_norm=True,
 )
+GEMMA = replace(
+    MODEL, architecture="gemma3", activation="gelu_tanh", sandwich_norms=True, norm_offset=1.0, local_rope_theta=1e3,
+    layer_windows=(7, None), attention_multiplier=0.3, embedding_multiplier=48**0.5,
+)  # fmt: skip
 
 
 def requests():
@@ -57,8 +62,8 @@ def requests():
 class Watched(ModelExecutor):
     """Keeps each drawn token's top-2 gap, and the kinds of steps that were run."""
 
-    def __init__(self, **options):
-        super().__init__(MODEL, seed=3, max_model_len=64, **options)
+    def __init__(self, model=MODEL, **options):
+        super().__init__(model, seed=3, max_model_len=64, **options)
         self.gaps = {}
         self.mixed_steps = 0
 
@@ -108,20 +113,25 @@ def test_tokens_are_those_of_the_torch_backend(padded, steps, ops):
     compare(padded, steps, Backend(ops, plain, RaggedBatch.of), None)
 
 
+def test_tokens_of_layers_that_differ_are_those_of_the_torch_backend(ops):
+    """Windows and rotations by layer, sandwich norms and another activation, in padded and chained steps."""
+    compare(True, 4, Backend(ops, plain, RaggedBatch.of), None, model=GEMMA)
+
+
 @pytest.mark.parametrize("kind, padded, steps", [("int8", False, 1), ("int4", True, 4)])
 def test_tokens_of_quantised_weights_are_those_of_the_torch_backend(kind, padded, steps, ops):
     """The same integers, read and packed by each engine for itself; what is not a product runs on torch, as it may."""
     compare(padded, steps, quantised_gpu(kernels("cpu", "torch"), torch.device("cpu"), torch.float32, kind), kind)
 
 
-def compare(padded, steps, backend, weight_dtype):
-    expected, torch_executor, summary = run(kernels="torch", weight_dtype=weight_dtype)
+def compare(padded, steps, backend, weight_dtype, model=MODEL):
+    expected, torch_executor, summary = run(kernels="torch", weight_dtype=weight_dtype, model=model)
     assert summary["preemptions/recompute"] > 0 and summary["prefix/tokens_reused"] > 0
     assert torch_executor.mixed_steps > 0
     assert statistics.median(len(set(request.output_token_ids)) for request in expected) >= OUTPUT / 2
 
     recorder = Counting() if padded else None
-    actual, executor, _ = run(steps, 4 if padded else 3, recorder=recorder, backend=backend)
+    actual, executor, _ = run(steps, 4 if padded else 3, recorder=recorder, backend=backend, model=model)
     assert executor._backend is backend
     assert recorder is None or (recorder.steps > OUTPUT / 2 and recorder.padded)
     for request, other in zip(actual, expected, strict=True):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from schedlab.experiments.bench.device_rows import Device, Row
+from schedlab.experiments.device.rows import Device, Row
 from schedlab.kernels.configs import DecodeTile, LinearTile, PrefillTile
 from schedlab.kernels.quantised import KINDS, quantise
 from schedlab.kernels.quantised_linear import Panels, product

@@ -1,7 +1,7 @@
 """The whole engine on this device: four policies on one trace, what a step takes, and a calibration profile.
 
 The model is a seeded llama3.1-8b, on the interpreter a tiny one whose times mean nothing. Steps of decodes are padded
-and chained as ever; on a GPU they are captured. Knows what to run and to compare; knows nothing of kernels.
+and chained as ever; on a GPU they are captured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from schedlab.experiments import engines
-from schedlab.experiments.bench.device_rows import Device, Row
+from schedlab.experiments.device.rows import Device, Row
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.studies.calibrate import facts, held_out_errors, make_profile, tolerated
 from schedlab.experiments.studies.grid import Extent

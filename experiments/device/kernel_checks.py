@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from schedlab.experiments.bench.device_rows import Device, Row
-from schedlab.experiments.bench.paged_batches import FP8, Batch, Case, build, error
+from schedlab.experiments.device.paged_batches import FP8, Batch, Case, build, error
+from schedlab.experiments.device.rows import Device, Row
 from schedlab.kernels.dispatch import kernels
 from schedlab.kernels.quantised import KINDS, quantise
 from schedlab.kernels.quantised_linear import linear

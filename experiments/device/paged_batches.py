@@ -1,7 +1,7 @@
 """Ragged batches over a paged cache, to check attention with: how to state one, build it, and what the reference says.
 
 Every slot that no sequence owns is NaN, in tails of blocks and in free blocks alike, and table entries past a
-sequence's length name no block: whatever reads them shows. Knows no implementation of attention but the reference.
+sequence's length name no block: whatever reads them shows. The reference implementation is the only one used here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a check of a device reports: rows of a table, and the device that they are of.
 
-Knows how time is taken on a GPU and on the interpreter, where it means nothing; not what is checked.
+On the interpreter times mean nothing.
 """
 
 from __future__ import annotations

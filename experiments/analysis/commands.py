@@ -1,4 +1,4 @@
-"""The commands that turn finished runs into conclusions. Knows their arguments; the work is elsewhere."""
+"""The arguments of the commands on finished runs. Nothing is imported before a command is called: help is quick."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import typer
 
 from schedlab.framework.errors import ConfigError
 
+RunDirectory = Annotated[Path, typer.Argument(help="a run directory")]
+Start = Annotated[float | None, typer.Option(help="seconds of engine time")]
+Tried = Annotated[
+    bool | None,
+    typer.Option("--try/--no-try", help="run suggestions on the virtual clock; left out: if this machine made the run"),
+]
+Out = Annotated[Path | None, typer.Option(help="where to write instead")]
+Trust = Annotated[bool, typer.Option("--trust", help="import classes that a run names, whosesoever they are")]
 FORMS = ("terminal", "json", "markdown")
 
 
@@ -57,13 +65,14 @@ def replay(
     words: Annotated[list[str] | None, typer.Argument(help="knobs of the other policy: policy.chunk_size=256")] = None,
     policy: Annotated[str | None, typer.Option(help="another policy, on the same arrivals")] = None,
     out: Annotated[Path | None, typer.Option(help="a directory that keeps the run under the other policy")] = None,
+    trust: Trust = False,
 ) -> None:
     """Execute a run again from its files: the same decisions, or those of another policy."""
     from schedlab.experiments.analysis.replay import replay_command
 
     if policy is None and (words or out):
         raise ConfigError("replay: knobs and --out are for another policy, --policy NAME")
-    if not replay_command(directory, policy, words or (), out):
+    if not replay_command(directory, policy, words or (), out, trust=trust):
         raise typer.Exit(1)
 
 
@@ -73,6 +82,7 @@ def diff(
     requests: Annotated[int, typer.Option(help="so many requests, those first that fare worst in the other run")] = 10,
     step: Annotated[bool, typer.Option("--step", help="walk on from where they part")] = False,
     format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
+    trust: Trust = False,
 ) -> None:
     """The first step at which two runs part: what each saw and decided, and what it did to each request."""
     from schedlab.experiments.analysis.diff import diff as show_difference
@@ -81,10 +91,56 @@ def diff(
         raise ConfigError(f"--format {format}: expected terminal or json")
     if requests < 0:
         raise ConfigError(f"--requests {requests}: expected 0 or more")
-    show_difference(a, b, requests=requests, step=step, form=format)
+    show_difference(a, b, requests=requests, step=step, form=format, trust=trust)
+
+
+def timeline(directory: RunDirectory, start: Start = None, stop: Start = None, out: Out = None) -> None:
+    """Write timeline.json of a run, or of a window of it, for ui.perfetto.dev or chrome://tracing."""
+    from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
+    from schedlab.framework.results.reader import read_run
+
+    whole = start is None and stop is None
+    window = f"timeline-{start or 0:g}-{'end' if stop is None else f'{stop:g}'}.json"
+    path = out or directory / (TIMELINE if whole else window)
+    print(f"{write_timeline(read_run(directory), path, start, stop):,} events in {path}")
+
+
+def explain(
+    directory: RunDirectory,
+    tried: Tried = None,
+    trust: Trust = False,
+    format: Annotated[str, typer.Option(help="terminal or json")] = "terminal",
+) -> None:
+    """Where the wait of a run came from, what to change, and what the change does."""
+    from schedlab.experiments.analysis.explain import explain as explain_run
+    from schedlab.experiments.analysis.explain import show
+
+    if format not in ("terminal", "json"):
+        raise ConfigError(f"--format {format}: expected terminal or json")
+    show(explain_run(directory, tried, trust), format)
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="a run or sweep directory")],
+    out: Out = None,
+    tried: Tried = None,
+    trust: Trust = False,
+) -> None:
+    """One HTML file on a run or a sweep that needs nothing else; its pictures as PNG and SVG beside it."""
+    from schedlab.experiments.analysis.report import write_report
+
+    path, pictures = write_report(directory, out, tried, trust)
+    print(f"{path}, and {len(pictures)} pictures in {path.parent / 'plots'}")
+
+
+def metrics() -> None:
+    """Every metric that compare, gates and searches take, with its meaning."""
+    from schedlab.experiments.analysis.metrics import show_metrics
+
+    show_metrics()
 
 
 def declare(app: typer.Typer) -> None:
     """Make the functions above commands of `app`."""
-    for command in (compare, replay, diff):
+    for command in (compare, replay, diff, timeline, explain, report, metrics):
         app.command()(command)
