@@ -21,7 +21,6 @@ import schedlab
 from schedlab import core
 from schedlab.experiments.analysis import commands
 from schedlab.experiments.run.messages import show_warning
-from schedlab.experiments.studies import reproduce
 from schedlab.framework.errors import ConfigError, SchedlabError
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ traces = typer.Typer(help="Trace files: what is in them, and other forms of them
 app.add_typer(traces, name="trace")
 native = typer.Typer(help="Kernels compiled for this processor, an extra of engine=cpu.")
 app.add_typer(native, name="kernels")
+profiles = typer.Typer(help="Cost profiles of the virtual clock.")
+app.add_typer(profiles, name="profile")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -115,7 +116,6 @@ def generate(context: typer.Context) -> None:
 
 
 commands.declare(app)
-reproduce.add_to(app)
 
 
 @policies.command("list")
@@ -165,6 +165,14 @@ def build() -> None:
     from schedlab.experiments.kernels_build import build as build_kernels
 
     print(f"{build_kernels()} serves engine=cpu from now on; engine.kernels=torch does without it")
+
+
+@profiles.command("import", context_settings=dict(FORWARDS), add_help_option=False)
+def profile_import(context: typer.Context) -> None:
+    """Put published kernel times together: schedlab profile import aiconfigurator model=… hardware=… key=value …"""
+    from schedlab.experiments.studies.profile_import import import_profile
+
+    import_profile(context.args)
 
 
 TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory")]

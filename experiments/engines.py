@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.run.checks import check_arguments
 from schedlab.framework.admission import Admission
@@ -27,6 +27,9 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.source import Source
+
+if TYPE_CHECKING:
+    from schedlab.framework.cost.fit import Profile
 
 GIB = 1 << 30
 CLOCKS: Mapping[str, type[Clock]] = {"wall": WallClock, "busy": BusyClock, "virtual": VirtualClock}
@@ -178,7 +181,7 @@ def virtual(
     weight_dtype: str = "bf16",
     kv_cache_dtype: str = "auto",
     tensor_parallel: int = 1,
-    profile: str | Path | None = None,
+    profile: Profile | str | Path | None = None,
     gpu_memory_utilization: float = 0.9,
     **limits: Any,
 ) -> EngineSetup:
@@ -255,12 +258,13 @@ def roofline_of(model: str | Mapping[str, Any], dtype: str) -> Roofline:
     return Roofline(shape, extras.get("weight_dtype") or DTYPES[dtype], DTYPES[dtype])
 
 
-def hardware_preset(hardware: str | Hardware) -> Hardware:
+def hardware_preset(hardware: str | Hardware, serving: str = "none") -> Hardware:
+    """A preset's machine, with the host constants of a preset of `serving`."""
     if isinstance(hardware, Hardware):
         return hardware
     from schedlab.experiments.run.compose import preset
 
-    keys = dict(preset("hardware", hardware))
+    keys = dict(preset("hardware", hardware, serving))
     keys.pop("_target_")
     return Hardware(**keys)
 

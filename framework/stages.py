@@ -87,6 +87,11 @@ class Staged:
         self._prepared: list[tuple[int, int, EngineRequest]] = []  # (visible, place among those popped, request)
         self._popped = 0
 
+    @property
+    def abandoned(self) -> int:
+        """As of the source; see `SessionSource` of the workloads."""
+        return getattr(self._source, "abandoned", 0)
+
     def peek(self) -> int | None:
         """Whoever arrives after the first visible request cannot be visible before it: no one else need be known."""
         while (arrival := self._source.peek()) is not None and not (self._prepared and self._prepared[0][0] < arrival):

@@ -349,6 +349,11 @@ class Until:
     def __init__(self, source: Source, stop_ns: int) -> None:
         self._source, self._stop_ns = source, stop_ns
 
+    @property
+    def abandoned(self) -> int:
+        """Requests that never arrived because one that they follow failed."""
+        return getattr(self._source, "abandoned", 0)
+
     def peek(self) -> int | None:
         due = self._source.peek()
         return due if due is not None and due < self._stop_ns else None

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from schedlab.experiments.analysis.history import Grant, Histories, History, Phase, histories
+from schedlab.experiments.analysis.history import Histories, History, LoggedGrant, Phase, histories
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
 from schedlab.framework.cost.windows import attention_reach
 from schedlab.framework.results.tables import Columns, RunTables
@@ -43,7 +43,7 @@ class StepCosts(Protocol):
     def decodes_ns(self, row: int, decodes: int, context: int) -> int:
         """Of row `row` had it had its decodes only; `context` is the sum of theirs after the step."""
 
-    def grant_ns(self, row: int, grant: Grant) -> int:
+    def grant_ns(self, row: int, grant: LoggedGrant) -> int:
         """Of row `row` had it had this grant only."""
 
     def weights_ns(self, decodes: int) -> int:
@@ -63,7 +63,7 @@ class ModelledCosts:
             cost = self._decodes[decodes] = DecodeCost(self._rates, self.explained, decodes)
         return cost.duration_ns(context)
 
-    def grant_ns(self, row: int, grant: Grant) -> int:
+    def grant_ns(self, row: int, grant: LoggedGrant) -> int:
         pairs, keys = attention_reach(grant.start, grant.tokens)
         if grant.tokens == 1:
             return round(sum(self._rates.shares_ns(1, grant.emits, 1, 0, 0, 0, keys, 0)))
@@ -104,7 +104,7 @@ class FittedCosts:
     def decodes_ns(self, row: int, decodes: int, context: int) -> int:
         return self._estimate(self._of_decodes, row, decodes, context)
 
-    def grant_ns(self, row: int, grant: Grant) -> int:
+    def grant_ns(self, row: int, grant: LoggedGrant) -> int:
         return self._estimate(self._of_prompts, row, grant.tokens, grant.start + grant.tokens)
 
     def weights_ns(self, decodes: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedlab.experiments.analysis.derived import derived
 from schedlab.experiments.engines import DTYPES, roofline_of
 from schedlab.framework.cost.bounds import Bound, Demand, Prices, alone_first_ns, bounds, longest_shared, tight
 from schedlab.framework.cost.coefficients import Coefficients
@@ -196,10 +197,16 @@ def of_variants(variants: Mapping[str, Sequence[Run]]) -> dict[str, list[Tightne
     for name, runs in variants.items():
         logged = [run for run in runs if run.tables.result["record"] == "full"]
         logged = [run for run in logged if find(run.directory, OFFERED).exists()]
-        bounded = [(run.tables, limits) for run in logged if (limits := bounds_of(run.directory, run.tables))]
+        bounded = [(run.tables, limits) for run in logged if (limits := _known(run))]
         if told := tightness(bounded):
             found[name] = told
     return found
+
+
+def _known(run: Run) -> dict[str, Bound]:
+    """Those of `bounds_of`, worked out once for each run."""
+    told = derived(run.directory, "bounds", lambda: bounds_of(run.directory, run.tables))
+    return {key: Bound(*limit) for key, limit in told.items()}
 
 
 def as_json(bounds_by_variant: Mapping[str, Sequence[Tightness]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Tried = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="where to write instead")]
 Trust = Annotated[bool, typer.Option("--trust", help="import classes that a run names, whosesoever they are")]
-FORMS = ("terminal", "json", "markdown")
+FORMS = ("terminal", "json", "markdown", "csv")
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
     ] = None,
     level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
     effect: Annotated[float, typer.Option(help="the smallest relative change that matters: 0.01 is 1 %")] = 0.01,
-    format: Annotated[str, typer.Option(help="terminal, json or markdown")] = "terminal",
+    format: Annotated[str, typer.Option(help="terminal, json, markdown, or csv: the runs")] = "terminal",
     out: Annotated[
         Path | None, typer.Option(help="where verdicts.json and .md go; into the sweep, if left out")
     ] = None,
@@ -133,6 +133,20 @@ def report(
     print(f"{path}, and {len(pictures)} pictures in {path.parent / 'plots'}")
 
 
+def plot(
+    directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")],
+    x: Annotated[str | None, typer.Option("--x", help="the swept number: engine.max_num_seqs, rate, …")] = None,
+    y: Annotated[list[str] | None, typer.Option("--y", help="a metric; more than once for more pictures")] = None,
+    pareto: Annotated[bool, typer.Option("--pareto", help="throughput per device against that per user")] = False,
+    out: Annotated[Path | None, typer.Option(help="the folder of the pictures; plots in the first directory")] = None,
+) -> None:
+    """Metrics against a number that a sweep varied: PNG, SVG, and the data as CSV."""
+    from schedlab.experiments.analysis.curves import plot as draw
+
+    for path in draw(directories, x, y or (), pareto, out):
+        print(path)
+
+
 def metrics() -> None:
     """Every metric that compare, gates and searches take, with its meaning."""
     from schedlab.experiments.analysis.metrics import show_metrics
@@ -142,5 +156,5 @@ def metrics() -> None:
 
 def declare(app: typer.Typer) -> None:
     """Make the functions above commands of `app`."""
-    for command in (compare, replay, diff, timeline, explain, report, metrics):
+    for command in (compare, replay, diff, timeline, explain, report, plot, metrics):
         app.command()(command)

@@ -44,7 +44,7 @@ NOT_TRIED = "Nothing was tried: --try does; the default is to try where this mac
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedChange:
     """A suggestion, run again on the virtual clock: the metric before and after it, in seconds; or why not.
 
     A prediction has an error of ERROR times the metric before.
@@ -69,7 +69,7 @@ class Named:
 
     cause: Cause
     suggestion: Suggestion | None
-    trial: Trial | None = None
+    trial: TriedChange | None = None
 
     @property
     def as_predicted(self) -> bool | None:
@@ -148,19 +148,19 @@ def _tried(directory: Path, view: View, trust: bool) -> list[Named]:
     try:
         before = view if (manifest or {}).get("clock") == "virtual" else View(rerun(directory, manifest, trust=trust))
     except SchedlabError as error:
-        return [Named(cause, cause.suggest(view), Trial(failed=str(error))) for cause in found]
+        return [Named(cause, cause.suggest(view), TriedChange(failed=str(error))) for cause in found]
     suggested = [(cause, cause.suggest(before)) for cause in found]
     return [Named(cause, suggestion, _trial(directory, before, suggestion, trust)) for cause, suggestion in suggested]
 
 
-def _trial(directory: Path, before: View, suggestion: Suggestion | None, trust: bool) -> Trial | None:
+def _trial(directory: Path, before: View, suggestion: Suggestion | None, trust: bool) -> TriedChange | None:
     if suggestion is None:
         return None
     try:
         after = rerun(directory, before.run.manifest, suggestion.changes, trust=trust)
     except SchedlabError as error:
-        return Trial(failed=str(error))
-    return Trial(before.run.summary[suggestion.metric], after.summary[suggestion.metric])
+        return TriedChange(failed=str(error))
+    return TriedChange(before.run.summary[suggestion.metric], after.summary[suggestion.metric])
 
 
 # ---- words ----

@@ -19,7 +19,7 @@ Kind = Literal["prefill", "decode", "recompute", "swap"]
 """What a request is in: its prompt (or what it computes again), its output, or waiting after a preemption."""
 
 
-class Grant(NamedTuple):
+class LoggedGrant(NamedTuple):
     """`tokens` computed from `start` in step row `row`; the last of a prompt `emits` a token."""
 
     row: int
@@ -34,7 +34,7 @@ class Phase(NamedTuple):
     kind: Kind
     first: int
     stop: int
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[LoggedGrant, ...] = ()
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class _State:
 
     kind: Kind
     first: int
-    grants: list[Grant]
+    grants: list[LoggedGrant]
     emitted: int = 0
     since: int = 0  # place among the request's listed rows where the phase began
 
@@ -177,7 +177,7 @@ class _Walk:
             history.listed.append(row)
             return
         missing = history.prompt_tokens + state.emitted - start - tokens
-        state.grants.append(Grant(row, start, tokens, emits=missing == 0))
+        state.grants.append(LoggedGrant(row, start, tokens, emits=missing == 0))
         if missing == 0 or (missing == 1 and state.emitted):  # one token to compute, which was emitted before
             self._close(request_id, state, row + 1)
             emitted, listed = state.emitted + (missing == 0), len(history.listed)

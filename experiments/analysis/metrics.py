@@ -59,6 +59,8 @@ def _of_a_part(key: str) -> bool:
     kind, _, rest = key.partition("/")
     if kind in ("class", "client"):
         return rest.rpartition("/")[2] in GROUP_FIGURES
+    if key.startswith("program/duration/"):
+        return key.rpartition("/")[2] in ("mean", "p50", "p99")
     return key == "shed_share" or (kind == "requests" and rest in TURNED_AWAY)
 
 

@@ -17,6 +17,8 @@ import numpy as np
 from schedlab.experiments.analysis import report_plots as draw
 from schedlab.experiments.analysis import series
 from schedlab.experiments.analysis.bounds import Tightness, alone_ttft_s, of_variants
+from schedlab.experiments.analysis.curves import of_sweep
+from schedlab.experiments.analysis.curves import picture as curve_picture
 from schedlab.experiments.analysis.explain import SAID, SPENT, cause_lines, explain
 from schedlab.experiments.analysis.report_plots import svg
 from schedlab.experiments.analysis.statistics import interval
@@ -66,7 +68,7 @@ class Section:
     note: str = ""
 
 
-class Report:
+class HtmlReport:
     """The runs in and below a directory, by variant. ConfigError if none of them finished any request with its logs."""
 
     def __init__(self, directory: Path) -> None:
@@ -93,6 +95,9 @@ class Report:
         found = [Section("Latencies", latencies), Section("Stalls", {"itl_over_time": draw.itl_over_time(firsts)})]
         if len(self.variants) > 1 and (points := self._points()):
             found.append(Section("TTFT against TPOT", {"pareto": draw.pareto(points)}))
+        if swept := of_sweep(self.comparison):
+            pictures = {curve.name: curve_picture(curve, draw.SIZE) for curve in swept}
+            found.append(Section("Against what was swept", pictures))
         return [*found, self._fairness()]
 
     def _points(self) -> dict[str, list[tuple[float, float]]]:
@@ -251,7 +256,7 @@ def write_report(
     """report.html in `directory`, or `out`; and every picture of it as PNG and SVG in `plots/` beside it."""
     from jinja2 import Environment, PackageLoader
 
-    report, path = Report(directory), out or directory / REPORT
+    report, path = HtmlReport(directory), out or directory / REPORT
     own = [(variant, report.of_variant(variant)) for variant in report.drawn]
     sections = [*report.sections, *(section for _, section in own)]
     pictures = {name: picture for section in sections for name, picture in section.pictures.items()}

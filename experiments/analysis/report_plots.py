@@ -30,6 +30,7 @@ SIZE = (5.2, 3.2)
 MARKERS = "osD^vPX"
 TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
 CAPTIONS = {
+    "_by_": "A line a variant; the band is the 95 % interval of its replicates",
     "cdf": "How many requests had at most so much", "itl": "Longest gap that any stream saw, over time",
     "batch": "What the steps computed", "occupancy": "Queue and KV cache", "roofline": "The steps under the roofline",
     "pareto": "Each variant, and small its replicates", "fairness": "By client",

@@ -5,6 +5,8 @@ It is laid out for the terminal (in ms), Markdown and JSON; no figure is compute
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.analysis.agreement import describe_agreement
+from schedlab.experiments.analysis.derived import derived
 from schedlab.experiments.analysis.pressure import pressure
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.groups import TURNED_AWAY
@@ -78,6 +81,7 @@ HEADLINE = ("ttft/p99", "itl/p99", "throughput/output_tokens_per_s", "slo/attain
 def figures_of(keys: Iterable[str]) -> list[Figure]:
     """FIGURES, and what `keys` have beyond them: why requests were turned away, and the figures of SLO classes."""
     further = [Figure(f"requests/{reason}", reason.replace("_", " "), ",d") for reason in TURNED_AWAY]
+    further += [Figure(f"program/duration/{s}", f"program {s} s", ",.2f") for s in ("mean", "p50", "p99")]
     names = dict.fromkeys(key.split("/")[1] for key in keys if key.startswith("class/"))
     for name in names:
         for key, (heading, form, scale) in CLASS_FIGURES.items():
@@ -137,8 +141,9 @@ class Run:
         """The summary and, where there are logs, how short capacity was."""
         if not self.complete:
             return {}
-        logged = self.tables.result["record"] == "full"
-        return {**self.tables.summary, **(pressure(self.tables) if logged else {})}
+        told = "pressure" in self.tables.result
+        short = pressure(self.tables) if told else derived(self.directory, "pressure", lambda: pressure(self.tables))
+        return {**self.tables.summary, **short}
 
 
 class Comparison:
@@ -206,8 +211,21 @@ class Comparison:
         runs = [run_json(run, name) for run, name in zip(self.runs, self.names, strict=True)]
         return {"runs": runs, "notes": self.notes}
 
+    def csv(self) -> str:
+        """A row a run: name, folder, status, what it was asked, and every figure as it is in the summary."""
+        labels = list(dict.fromkeys(key for run in self.runs for key in run.labels))
+        figures = list(dict.fromkeys(key for run in self.runs for key in run.figures))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["name", "directory", "status", *labels, *figures])
+        for name, run in zip(self.names, self.runs, strict=True):
+            values = [*(run.labels.get(key) for key in labels), *(run.figures.get(key) for key in figures)]
+            writer.writerow([name, str(run.directory), run.tables.status, *values])
+        return text.getvalue()
+
     def write(self, directory: Path) -> None:
-        """comparison.md and comparison.json."""
+        """comparison.md, comparison.json and comparison.csv."""
+        write_whole(directory / "comparison.csv", self.csv())
         write_whole(directory / "comparison.md", self.markdown())
         write_json(directory / "comparison.json", self.as_json())
 
@@ -216,9 +234,10 @@ def print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence
     """Names on the left, figures on the right, `notes` below."""
     from rich.table import Table
 
-    table = Table(header[0], box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(header[0], overflow="fold")  # a name that is too long is broken, and nothing of it left out
     for heading in header[1:]:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)

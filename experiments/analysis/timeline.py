@@ -37,14 +37,14 @@ class Slice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """The part of engine time that is drawn: what lies across its edges is cut there."""
 
     start_ns: int
     stop_ns: int
 
     @classmethod
-    def of(cls, start_s: float | None, stop_s: float | None) -> Window:
+    def of(cls, start_s: float | None, stop_s: float | None) -> TimeWindow:
         start, stop = 0.0 if start_s is None else start_s, 1e9 if stop_s is None else stop_s
         if not 0 <= start < stop:
             raise ConfigError(f"timeline: expected 0 <= start < stop, found {start:g} and {stop:g} s")
@@ -60,7 +60,7 @@ class Window:
 
 def write_timeline(run: RunTables, path: Path, start_s: float | None = None, stop_s: float | None = None) -> int:
     """Write the events of [start_s, stop_s) of engine time, all by default; returns how many there are."""
-    window = Window.of(start_s, stop_s)
+    window = TimeWindow.of(start_s, stop_s)
     found = list(events(run, window))
     if (start_s, stop_s) != (None, None) and all(event["ph"] == "M" for event in found):
         raise ConfigError(f"timeline: nothing happened in [{window.start_ns / NS:g}, {window.stop_ns / NS:g}) s")
@@ -69,7 +69,7 @@ def write_timeline(run: RunTables, path: Path, start_s: float | None = None, sto
     return len(found)
 
 
-def events(run: RunTables, window: Window) -> Iterator[Event]:
+def events(run: RunTables, window: TimeWindow) -> Iterator[Event]:
     """Track by track, each in order of time."""
     past = histories(run)
     yield _name("process_name", ENGINE, 0, "engine")
@@ -105,7 +105,7 @@ def _steps(run: RunTables, past: Histories) -> Iterator[Slice]:
         yield Slice(", ".join(parts), begin, begin + duration, args=args | {"bound": steps["bound"][row]})
 
 
-def _counters(run: RunTables, window: Window) -> Iterator[Event]:
+def _counters(run: RunTables, window: TimeWindow) -> Iterator[Event]:
     """Values from the start of each step on."""
     steps, limits = run.steps, run.result.get("measurement") or (run.manifest or {})["engine"]
     num_blocks = limits["num_blocks"]
@@ -120,7 +120,7 @@ def _counters(run: RunTables, window: Window) -> Iterator[Event]:
             yield _event("C", "budget used", ENGINE, 0, now, args={"tokens": int(tokens[row])})
 
 
-def _rejections(run: RunTables, window: Window) -> Iterator[Event]:
+def _rejections(run: RunTables, window: TimeWindow) -> Iterator[Event]:
     requests = run.requests
     for row, status in enumerate(requests["status"]):
         at = round(requests["finished_s"][row] * NS) if status == "rejected" else -1
@@ -160,7 +160,7 @@ def _phase(past: Histories, history: History, phase: Phase) -> Iterator[Slice]:
             yield Slice(f"chunk {count}", int(now[row]), done, 1, {"start": start, "tokens": count, "row": row})
 
 
-def _preemptions(past: Histories, history: History, track: int, window: Window) -> Iterator[Event]:
+def _preemptions(past: Histories, history: History, track: int, window: TimeWindow) -> Iterator[Event]:
     for phase in history.phases:
         if phase.kind in WAITING and (now := int(past.slots.now_ns[phase.first])) in window:
             yield _event("i", "preemption", REQUESTS, track, now, s="t", args={"mode": phase.kind})
@@ -169,7 +169,7 @@ def _preemptions(past: Histories, history: History, track: int, window: Window) 
 # ---- the format ----
 
 
-def _track(process: int, track: int, slices: Iterator[Slice], window: Window) -> Iterator[Event]:
+def _track(process: int, track: int, slices: Iterator[Slice], window: TimeWindow) -> Iterator[Event]:
     """B and E events of one track in order: outer slices open first and close last."""
     open_ends: list[tuple[int, str]] = []
     for piece in slices:

@@ -34,7 +34,7 @@ LOWER_IS_BETTER = (
     "ttft", "tpot", "itl", "e2e", "queue", "preemptions", "recomputed_tokens", "backlog_end", "makespan_s", "scheduler",
     "batch/idle_slot_share", "requests/rejected",
     "requests/shed", "requests/queue_full", "requests/rate_limited", "shed_share",
-    "requests/aborted", "requests/length_capped", "requests/failed",
+    "program", "requests/aborted", "requests/length_capped", "requests/failed",
 )  # fmt: skip
 HIGHER_IS_BETTER = ("throughput", "goodput", "slo", "prefix", "fairness", "requests/finished")
 
@@ -261,8 +261,8 @@ def answer(question: Question, metrics: Sequence[str], level: float, effect: flo
 def stated_error(question: Question) -> float:
     """Of times modelled by a profile: its mean relative error over steps that it had not seen; 0 where none is."""
     sides = (*question.variant_runs.values(), *question.baseline_runs.values())
-    rates = [run.manifest.get("cost") or {} for runs in sides for run in runs]
-    return max((float(found.get("held_out_error", 0.0)) for found in rates), default=0.0)
+    stated = [(run.manifest.get("cost") or {}).get("held_out_error") for runs in sides for run in runs]
+    return max((float(error) for error in stated if isinstance(error, int | float)), default=0.0)
 
 
 def refusal(question: Question) -> str | None:

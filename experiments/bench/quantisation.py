@@ -92,11 +92,10 @@ def serve(executor: Executor, clock: Clock, prompts: Tokens, count: int) -> tupl
 def this_machine() -> Hardware:
     """One thread of it: the shipped constants, but with what is measured now."""
     found = Machine.probe(time.process_time)
-    rate = found.gflops / 1e3 / hardware_preset("cpu").linear_efficiency
-    bandwidth = found.gb_s / hardware_preset("cpu").memory_efficiency
-    return replace(
-        hardware_preset("cpu"), peak_tflops={"fp32": rate, "bf16": rate}, memory_gb_s=bandwidth, sequence_us=0.0
-    )
+    cpu = hardware_preset("cpu")
+    rate = found.gflops / 1e3 / cpu.linear_share(("fp32",))
+    bandwidth = found.gb_s / cpu.memory_efficiency
+    return replace(cpu, peak_tflops={"fp32": rate, "bf16": rate}, memory_gb_s=bandwidth, sequence_us=0.0)
 
 
 def prompts_of(tokenizer: Tokenizer, count: int) -> Tokens:

@@ -57,8 +57,9 @@ TINY = ModelConfig(
 )  # fmt: skip
 MACHINE = Hardware(
     name="h200", peak_tflops={"fp32": 67, "bf16": 989, "fp16": 989, "fp8": 1979}, memory_gb=141, memory_gb_s=4800,
-    host_link_gb_s=64, interconnect_gb_s=450, linear_efficiency=0.79, attention_efficiency=0.40, memory_efficiency=0.90,
-    link_efficiency=0.85, kernel_us=3.0, step_us=875.0, request_us=2.0, sequence_us=0.0, scheduler_us=20.0,
+    host_link_gb_s=64, interconnect_gb_s=450, linear_efficiency={"bf16": 0.77, "fp8": 0.61}, attention_efficiency=0.60,
+    memory_efficiency=0.90, link_efficiency=0.85, interconnect_efficiency=0.50, attention_us=9.0, kernel_us=3.0,
+    step_us=625.0, request_us=2.0, sequence_us=0.0, scheduler_us=20.0,
     scheduler_request_us=0.5, collective_us=5.0, copy_us=20.0,
 )  # fmt: skip
 """As in conf/hardware; a profile of another GPU takes its name alone."""
@@ -181,7 +182,7 @@ def calibration(device: Device) -> Iterator[Row]:
     errors = held_out_errors(measured)
     roofline = Roofline(extent.shape, "fp32" if extent.dtype == "float32" else "bf16")
     machine = replace(MACHINE, name=_machine_name(device))
-    profile = make_profile(measured, errors, roofline, machine, facts(setup, "auto", extent.grid))
+    profile = make_profile(measured, errors, roofline, machine, facts(setup, "auto", {"extent": asdict(extent.grid)}))
     device.profile = profile
     most = None if device.interpreted else tolerated(profile.error)
     note = f"{profile.error.num_points} steps; repeats differ by {profile.error.repeat_difference or 0.0:.1%}"

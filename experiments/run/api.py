@@ -95,7 +95,7 @@ class Experiment:
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
                     engine.run(self._after_steps(source, shown, between))
-            counters = {**trace.provenance.counts, **source.lag_us(), **self.engine.counters()}
+            counters = {**trace.provenance.counts, **source.lag_us(), **source.abandoned(), **self.engine.counters()}
             return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
     @cached_property

@@ -108,12 +108,13 @@ def _compose(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         return hydra.compose(name, overrides=list(overrides))
 
 
-def preset(group: str, name: str) -> dict[str, Any]:
-    """The resolved keys of one option of a config group."""
+def preset(group: str, name: str, serving: str = "none") -> dict[str, Any]:
+    """The resolved keys of one option of a config group; of hardware with the host constants of `serving`."""
+    beside = [f"+serving={serving}"] if group == "hardware" else []
     try:
-        config = _compose(f"{group}/{name}")  # alone: the whole config takes ten times as long
+        config = _compose(f"{group}/{name}", beside)  # alone: the whole config takes ten times as long
     except MissingConfigException:
-        config = compose([f"{group}={name}"])  # says which options there are
+        config = compose([f"{group}={name}", *(word.lstrip("+") for word in beside)])  # says which options there are
     try:
         keys = OmegaConf.to_container(config[group], resolve=True)
     except USER_ERRORS as error:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from schedlab.core import PACKAGE
 from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.run.progress import Lines, Quiet
+from schedlab.experiments.run.progress import ProgressLines, Quiet
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.tables import RunTables
@@ -84,7 +84,7 @@ def main(job: Path, error_file: Path) -> int:
     try:
         experiment, directory, shows, sys.argv = _unpickled(job)
         experiment.engine = experiment.engine.started(experiment.policy, experiment.predictor)
-        experiment.run(directory, Lines(experiment.name, sys.stderr) if shows else None)
+        experiment.run(directory, ProgressLines(experiment.name, sys.stderr) if shows else None)
     except Exception as error:
         line = " ".join(str(error).split()) if isinstance(error, SchedlabError) else f"{type(error).__name__}: {error}"
         error_file.write_text(json.dumps({"line": line, "is_users": isinstance(error, SchedlabError)}))

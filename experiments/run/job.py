@@ -115,6 +115,10 @@ def objective_of(keys: Mapping[str, Any]) -> Objective:
     return Objective(**keys)
 
 
+MOST_DRAWN = 500_000
+"""Rows of requests and steps of a run whose pictures are drawn without being asked for."""
+
+
 def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
     """A run and all that is made of its files, which are read once."""
     settings = settings_of(resolved)
@@ -125,10 +129,7 @@ def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
         experiment.run(directory, progress(experiment.name, settings.progress))
         tables = read_run(directory)
         if settings.plots and settings.record == "full":
-            from schedlab.experiments.analysis.plots import save_all
-
-            with drawing(directory):
-                save_all(tables, directory / "plots")
+            draw(tables, directory)
         if settings.record == "full":
             add_timeline(tables, directory, settings.timeline)
     except BaseException:
@@ -205,11 +206,22 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def draw(run: RunTables, directory: Path) -> None:
+    """The pictures of a run whose logs are read in a few seconds and a gigabyte at most; else a line says why not."""
+    if (rows := sum(run.result["rows"].values())) > MOST_DRAWN:
+        print(f"no plots in {short(directory)}: {rows:,} rows of logs; `schedlab report` draws them", file=sys.stderr)
+        return
+    from schedlab.experiments.analysis.plots import save_all
+
+    with drawing(directory):
+        save_all(run, directory / "plots")
+
+
 def add_timeline(run: RunTables, directory: Path, max_rows: int) -> None:
     """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
     from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
 
-    if 0 < len(run.steps["index"]) <= max_rows:
+    if 0 < run.result["rows"]["steps"] <= max_rows:
         write_timeline(run, directory / TIMELINE)
 
 

@@ -141,7 +141,7 @@ class LLM:
 
     def _submit(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, chat: bool
-    ) -> list[Answer]:
+    ) -> list[TextAnswer]:
         each = [prompts] if _is_one(prompts) else list(prompts)
         given = sampling_params or SamplingParams()
         params = [given] * len(each) if isinstance(given, SamplingParams) else list(given)
@@ -154,7 +154,7 @@ class LLM:
             self._engine.submit(request)
         return made
 
-    def _answer(self, index: int, prompt: Prompt, params: SamplingParams, chat: bool, arrival_ns: int) -> Answer:
+    def _answer(self, index: int, prompt: Prompt, params: SamplingParams, chat: bool, arrival_ns: int) -> TextAnswer:
         token_ids = self._encode(prompt, chat)
         if params.stop and self.tokenizer is None:
             raise ConfigError("sampling.stop: expected a model with a tokenizer, found one with none")
@@ -164,7 +164,7 @@ class LLM:
         )  # fmt: skip
         self._submitted += 1
         stream = None if self.tokenizer is None else TextStream(self.tokenizer, params.stop)
-        return Answer(index, request, prompt if isinstance(prompt, str) else None, stream)
+        return TextAnswer(index, request, prompt if isinstance(prompt, str) else None, stream)
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
         if not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], Mapping)):
@@ -184,7 +184,7 @@ class LLM:
 
     # ---- running ----
 
-    def _pieces(self, answers: Sequence[Answer]) -> Iterator[Piece]:
+    def _pieces(self, answers: Sequence[TextAnswer]) -> Iterator[Piece]:
         """Step until all of `answers` are complete, handing over what is new after each step."""
         pending = list(answers)
         try:
@@ -202,7 +202,7 @@ class LLM:
             self._withdraw([answer for answer in pending if answer.finish_reason is None])
             raise
 
-    def _withdraw(self, answers: Sequence[Answer]) -> None:
+    def _withdraw(self, answers: Sequence[TextAnswer]) -> None:
         if not answers:
             return
         for answer in answers:
@@ -286,7 +286,7 @@ class Inbox(ListSource):
         return due
 
 
-class Answer:
+class TextAnswer:
     """One prompt on its way: what its consumer has had so far, and when."""
 
     def __init__(self, index: int, request: EngineRequest, prompt: str | None, stream: TextStream | None) -> None:

@@ -31,7 +31,7 @@ PACKAGES = ("numpy", "torch", "triton", "transformers", "safetensors", "hydra-co
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "PYTHONHASHSEED")
 NOT_OF_THE_RESULT = (
     "wandb", "progress", "plots", "timeline", "log_format", "resume", "objective", "roofline", "calibrate", "fidelity",
-    "check", "capacity",
+    "check", "capacity", "import",
 )  # fmt: skip
 """Top-level keys that change no number of a run, and so are not part of its hash."""
 

@@ -60,6 +60,11 @@ class Counted:
         self._taken += len(requests)
         return requests
 
+    def abandoned(self) -> dict[str, int]:
+        """How many requests never arrived because one that they follow failed, for a run's counters; none: nothing."""
+        number = getattr(self._source, "abandoned", 0)
+        return {"abandoned": number} if number else {}
+
     def lag_us(self) -> dict[str, int]:
         """Mean and longest lag of the requests that were taken, for a run's counters."""
         mean = round(self._lag_ns / self._taken / 1e3) if self._taken else 0

@@ -37,7 +37,7 @@ class Quiet:
         pass
 
 
-class Lines(Quiet):
+class ProgressLines(Quiet):
     """A line every ten seconds."""
 
     shows = True
@@ -107,4 +107,4 @@ def progress(title: str, wanted: bool = True) -> Quiet:
         return Quiet()
     if sys.stderr.isatty() and multiprocessing.parent_process() is None:
         return Bar(title)
-    return Lines(title, sys.stderr)
+    return ProgressLines(title, sys.stderr)

@@ -6,6 +6,7 @@ What was offered is told by the hashes of its blocks, never by its tokens. Needs
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -25,8 +26,8 @@ from schedlab.workloads.readers import OFFERED
 from schedlab.workloads.writers import WorkloadWriter
 
 NAME = "served"
-FLUSH_EVERY = 64
-"""Requests after which what was offered is readable on disk."""
+FLUSH_S = 1.0
+"""How much a kill may cost, about; a server that has nothing left to do has everything on disk."""
 
 
 def limits_of(scheduler: Any) -> EngineConfig:
@@ -63,15 +64,25 @@ class ServedJournal(Journal):
         self._offered = WorkloadWriter(packed.find(directory, OFFERED))
         self._ends: dict[str, dict[str, int]] = {}
         self._first_ns: int | None = None
-        self._last_ns = self._num_offered = 0
+        self._last_ns = self._num_offered = self._num_left = 0
+        self._flushed_at = time.monotonic()
 
     def arrived(self, request: EngineRequest) -> None:
         self._offered.write(request)
         self._num_offered += 1
-        if self._num_offered % FLUSH_EVERY == 0:
-            self._offered.flush()
+        self._num_left += 1
         self._first_ns = request.visible_ns if self._first_ns is None else self._first_ns
         self._last_ns = request.visible_ns
+
+    def executed(self, emitted: list[EngineRequest], now_ns: int) -> None:
+        super().executed(emitted, now_ns)
+        if time.monotonic() > self._flushed_at + FLUSH_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._offered.flush()
+        self.recorder.flush()
+        self._flushed_at = time.monotonic()
 
     def ended(self, request: EngineRequest, output_token_ids: list[int], now_ns: int) -> None:
         super().ended(request, [], now_ns)  # what was said is nobody's but its client's
@@ -79,6 +90,9 @@ class ServedJournal(Journal):
             self._ends[request.request_id] = {"abort_ns": max(now_ns - request.arrival_ns, 0)}
         else:
             self._ends[request.request_id] = {"output_tokens": max(len(output_token_ids), 1)}
+        self._num_left -= 1
+        if not self._num_left:
+            self._flush()
 
     def close(self, backlog_end: int, counters: Mapping[str, int]) -> Any:
         self._offered.close()

@@ -1,11 +1,12 @@
-"""`schedlab calibrate`: measures an engine's own steps over a designed grid and fits the cost profile of this machine.
+"""`schedlab calibrate`: measures an engine's own steps over a designed grid and fits the cost profile of this machine;
+of an engine in a process of its own, as vLLM's, the steps of a run.
 
 How the steps are run is in measuring.py, which steps in grid.py, the fit in framework/cost/fit.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedlab.experiments.analysis.history import histories
+from schedlab.experiments.analysis.step_work import works
 from schedlab.experiments.engines import DTYPES, EngineSetup, hardware_preset, roofline_of
 from schedlab.experiments.studies.grid import Extent
-from schedlab.experiments.studies.measuring import Measured, run_grid
+from schedlab.experiments.studies.measuring import MeasuredStep, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import (
     FOLDS,
@@ -29,9 +32,11 @@ from schedlab.framework.cost.fit import (
     repeat_difference,
 )
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import Roofline
+from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.cost.routing import DENSE, Routing
+from schedlab.framework.cost.windows import Window
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.tables import RunTables
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -75,7 +80,7 @@ def at_level(rates: Coefficients, factor: float) -> Coefficients:
     return replace(rates, **{f.name: getattr(rates, f.name) * factor for f in fields(rates) if f.name.endswith("_ns")})
 
 
-def held_out_errors(measured: Sequence[Measured], routing: Routing = DENSE) -> np.ndarray:
+def held_out_errors(measured: Sequence[MeasuredStep], routing: Routing = DENSE) -> np.ndarray:
     """float64 [steps]: |modelled / measured - 1|, by a fit that has seen no step of the same fifth of the cells."""
     folds = np.array([step.cell % FOLDS for step in measured])
     points = [step.point for step in measured]
@@ -89,7 +94,7 @@ def held_out_errors(measured: Sequence[Measured], routing: Routing = DENSE) -> n
 
 
 def make_profile(
-    measured: Sequence[Measured], errors: np.ndarray, roofline: Roofline, hardware: Hardware, facts: dict[str, Any]
+    measured: Sequence[MeasuredStep], errors: np.ndarray, roofline: Roofline, hardware: Hardware, facts: dict[str, Any]
 ) -> Profile:
     """The profile of what was measured; `facts` on how and where become part of its identity."""
     points = tuple(step.point for step in measured)
@@ -130,18 +135,26 @@ def calibrate_job(config: DictConfig) -> Path:
     """Measure, fit, show, and write the profile; its path."""
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
+    from schedlab.experiments.run.job import experiment_of, settings_of
     from schedlab.experiments.run.messages import short
+    from schedlab.experiments.run.offered import offered
 
     keys = compose.resolve(config.calibrate)
     check_arguments("calibrate", keys, CalibrationOptions)
     options = CalibrationOptions(**keys)
     setup = compose.build(config.engine, "engine")
     roofline, hardware = modelled(config, setup, "calibrate")
-    extent = options.extent
-    print(f"{setup.name} by the {setup.clock_name(config.clock)} clock, to {described(extent)}")
-    measured = run_grid(setup, extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock)
+    if setup.python is not None:
+        experiment = experiment_of(resolved := compose.resolve(config), settings_of(resolved))
+        print(f"{setup.name}: the steps of {offered(experiment.trace)}, under {experiment.labels['policy']}")
+        measured = steps_of(experiment.run(), roofline.window)
+        about: dict[str, Any] = {"workload": experiment.workload.name}
+    else:
+        print(f"{setup.name} by the {setup.clock_name(config.clock)} clock, to {described(options.extent)}")
+        measured = run_grid(setup, options.extent, passes=options.passes, budget_s=options.budget_s, clock=config.clock)
+        about = {"extent": asdict(options.extent)}
     errors = held_out_errors(measured, roofline.routing)
-    profile = make_profile(measured, errors, roofline, hardware, facts(setup, config.clock, extent))
+    profile = make_profile(measured, errors, roofline, hardware, facts(setup, config.clock, about))
     path = Path(options.out) if options.out else compose.output_directory() / "profile.json"
     profile.save(path)
     render(profile, measured, errors, roofline)
@@ -154,12 +167,12 @@ def calibrate_job(config: DictConfig) -> Path:
 def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roofline, Hardware]:
     """What the cost model knows of the model and the machine that a real engine runs.
 
-    The CPU that runs is `hardware=cpu` unless another name was given on the command line.
+    A CPU, which vLLM is taken to run on too, is `hardware=cpu` unless another name was given on the command line.
     """
     from schedlab.experiments.run import compose
 
-    if setup.name not in ("cpu", "cuda"):
-        raise ConfigError(f"{command}: expected engine=cpu or engine=cuda, which run a model, found {setup.name}")
+    if setup.name not in ("cpu", "cuda", "vllm"):
+        raise ConfigError(f"{command}: expected engine=cpu, cuda or vllm, which run a model, found {setup.name}")
     dtype = config.engine.dtype
     if dtype not in DTYPES:
         raise ConfigError(f"engine.dtype={dtype}: expected one of {', '.join(DTYPES)}, which the cost model knows")
@@ -168,8 +181,19 @@ def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roof
     return roofline_of(compose.resolve(config.model), dtype), hardware
 
 
-def facts(setup: EngineSetup, clock: str, extent: Extent) -> dict[str, Any]:
-    """On what and how a profile was measured."""
+def steps_of(run: RunTables, window: Window) -> list[MeasuredStep]:
+    """The steps of a run that an engine measured which cannot be led through a grid. Equal works share a cell."""
+    cells: dict[Work, int] = {}
+    measured = []
+    for work, duration_ns in zip(works(run, histories(run), window), run.steps["duration_ns"].tolist(), strict=True):
+        if work.tokens:
+            kind = "mixed" if work.prefills and work.decodes else "prefill" if work.prefills else "decode"
+            measured.append(MeasuredStep(cells.setdefault(work, len(cells)), kind, Point(work, duration_ns)))
+    return measured
+
+
+def facts(setup: EngineSetup, clock: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """On what and how a profile was measured; `about` says which steps."""
     from schedlab.experiments.run.manifest import hardware, versions
 
     return {
@@ -177,7 +201,7 @@ def facts(setup: EngineSetup, clock: str, extent: Extent) -> dict[str, Any]:
         "engine": setup.name,
         "clock": setup.clock_name(clock),
         "block_size": setup.config.block_size,
-        "extent": asdict(extent),
+        **about,
         "machine": hardware(),
         "versions": versions(),
     }
@@ -189,7 +213,7 @@ def described(extent: Extent) -> str:
     )
 
 
-def render(profile: Profile, measured: Sequence[Measured], errors: np.ndarray, roofline: Roofline) -> None:
+def render(profile: Profile, measured: Sequence[MeasuredStep], errors: np.ndarray, roofline: Roofline) -> None:
     """Print held-out errors by kind of step beside what repeats differ by, and what the machine reached."""
     from rich.console import Console
     from rich.table import Table

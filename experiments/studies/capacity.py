@@ -61,7 +61,7 @@ class AtRate(Offered):
 
 
 @dataclass
-class Bench:
+class CapacityBench:
     """Runs a policy on a replicate at a rate, each combination once; makers give fresh parts for every run.
 
     `predictor` is what its maker makes, in words. Replicates of different `seed` are different ones.
@@ -157,7 +157,7 @@ def highest(meets: Callable[[int], bool], start: int, furthest: int) -> int | No
     return low
 
 
-def study(bench: Bench, options: CapacityOptions, say: Say = print) -> CapacityStudy:
+def study(bench: CapacityBench, options: CapacityOptions, say: Say = print) -> CapacityStudy:
     """Find every capacity, then the curves around them."""
     seeds = bench.seeds(options.replicates)
     grid = Grid(bench.first_rate(seeds[0]), options.resolution)
@@ -189,7 +189,7 @@ def short_of(rates: Sequence[float | None], limits: Sequence[float], resolution:
 
 
 def capacities_of(
-    bench: Bench, grid: Grid, policy: str, limits: Mapping[int, float], attainment: float
+    bench: CapacityBench, grid: Grid, policy: str, limits: Mapping[int, float], attainment: float
 ) -> list[float | None]:
     """Requests/s of each replicate, by seed up to its limit; the search for one begins where the one before ended."""
     found: list[float | None] = []
@@ -233,7 +233,7 @@ def exponential(logs: Interval) -> Interval:
     return replace(logs, low=math.exp(logs.low), high=math.exp(logs.high))
 
 
-def curve_of(bench: Bench, policy: str, rates: Sequence[float], seeds: Sequence[int]) -> Curve:
+def curve_of(bench: CapacityBench, policy: str, rates: Sequence[float], seeds: Sequence[int]) -> Curve:
     goodput, low, high, attainment = [], [], [], []
     for rate in rates:
         shares = np.array([bench.summary(policy, seed, rate)[ATTAINMENT] or 0.0 for seed in seeds])
@@ -245,7 +245,7 @@ def curve_of(bench: Bench, policy: str, rates: Sequence[float], seeds: Sequence[
     return Curve(policy, tuple(rates), tuple(goodput), tuple(low), tuple(high), tuple(attainment))
 
 
-def work_limit(bench: Bench, seed: int, attainment: float) -> float:
+def work_limit(bench: CapacityBench, seed: int, attainment: float) -> float:
     """Requests/s of endless arrivals like a replicate's at which the least time that the work takes of the `attainment`
     of the requests that need least is all there is; infinite where the cost is not modelled."""
     setup = bench.make_engine()
@@ -280,7 +280,7 @@ def capacity_job(config: DictConfig) -> None:
     print(f"in {short(directory)}")
 
 
-def bench_of(config: DictConfig, options: CapacityOptions) -> Bench:
+def bench_of(config: DictConfig, options: CapacityOptions) -> CapacityBench:
     from schedlab.experiments.analysis.table import predictor_line
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_whole
@@ -290,7 +290,7 @@ def bench_of(config: DictConfig, options: CapacityOptions) -> Bench:
     slo = compose.build_optional(config.slo, "slo")
     if slo is None or not slo.limited:
         raise ConfigError("capacity: expected an SLO class with a limit, found slo=none; choose one of conf/slo")
-    return Bench(
+    return CapacityBench(
         policies=policies_of(config, options.policies, "capacity.policies"),
         workload=compose.build(config.workload, "workload"),
         make_engine=lambda: compose.build(config.engine, "engine"),

@@ -20,8 +20,8 @@ from schedlab.experiments.analysis.decisions import DecidedAgain, decide_again
 from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.studies import calibrate, fidelity_result
-from schedlab.experiments.studies.fidelity_result import FidelityStudy, Outcome
-from schedlab.experiments.studies.measuring import MIN_PASSES, Bench, Between, Measured, Say, make_bench
+from schedlab.experiments.studies.fidelity_result import FidelityStudy, PolicyOutcome
+from schedlab.experiments.studies.measuring import MIN_PASSES, Bench, Between, MeasuredStep, Say, make_bench
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
@@ -124,8 +124,8 @@ class Profiler:
         self, setting: Setting, options: calibrate.CalibrationOptions, given: Profile | None, say: Say
     ) -> None:
         self._setting, self._given = setting, given
-        self._measured: list[Measured] = []
-        self._during: dict[Case, list[Measured]] = {}
+        self._measured: list[MeasuredStep] = []
+        self._during: dict[Case, list[MeasuredStep]] = {}
         self._bench: Bench | None = None
         self._pauses = False
         if given is None:
@@ -208,12 +208,12 @@ def measured_run(
 def outcome(
     setting: Setting, case: Case, scale: float, limits: EngineConfig, profile: Profile, level: float,
     runs: list[tuple[dict[str, Any], DecidedAgain]],
-) -> Outcome:  # fmt: skip
+) -> PolicyOutcome:  # fmt: skip
     """What the real runs of a case gave, beside the virtual one on the machine as it was during them."""
     load, policy = case
     then = replace(profile, coefficients=calibrate.at_level(profile.coefficients, level))
     summaries, agreements = zip(*runs, strict=True)
-    return Outcome(
+    return PolicyOutcome(
         policy, load, scale, level, summaries, setting.virtual(policy, scale, limits, then), agreements
     )  # fmt: skip
 
@@ -277,7 +277,13 @@ def setting_of(config: DictConfig, options: FidelityOptions) -> Setting:
     from schedlab.experiments.run.checks import check_whole
 
     check_whole(config.measure, "fidelity")
-    roofline, hardware = calibrate.modelled(config, compose.build(config.engine, "engine"), "fidelity")
+    setup = compose.build(config.engine, "engine")
+    roofline, hardware = calibrate.modelled(config, setup, "fidelity")
+    if setup.python is not None and (config.profile is None or config.engine.num_blocks is None):
+        raise ConfigError(
+            f"fidelity engine={setup.name}: expected engine.num_blocks and profile, as `schedlab calibrate "
+            f"engine={setup.name}` writes it; found {config.engine.num_blocks} and {config.profile}"
+        )
     return Setting(
         policies=policies_of(config, options.policies, "fidelity.policies"),
         workload=compose.build(config.workload, "workload"),

@@ -56,7 +56,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyOutcome:
     """One policy at one load: summaries of the real runs and of the virtual one, and whether decisions agree.
 
     `level`: how long a step of the grid took during the real runs, of what it took over the whole study.
@@ -87,11 +87,11 @@ class FidelityStudy:
     profile: Profile
     capacity_s: Mapping[str, float]
     span_s: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[PolicyOutcome, ...]
 
 
-def by_load(study: FidelityStudy) -> dict[float, list[Outcome]]:
-    loads: dict[float, list[Outcome]] = {}
+def by_load(study: FidelityStudy) -> dict[float, list[PolicyOutcome]]:
+    loads: dict[float, list[PolicyOutcome]] = {}
     for outcome in study.outcomes:
         loads.setdefault(outcome.load, []).append(outcome)
     return loads
@@ -108,7 +108,7 @@ def show(study: FidelityStudy, console: Console | None = None) -> None:
         console.print(line, soft_wrap=True)
 
 
-def load_table(study: FidelityStudy, outcomes: Sequence[Outcome]) -> Table:
+def load_table(study: FidelityStudy, outcomes: Sequence[PolicyOutcome]) -> Table:
     from rich.table import Table
 
     load, scale = outcomes[0].load, outcomes[0].time_scale
@@ -120,7 +120,7 @@ def load_table(study: FidelityStudy, outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def heading(study: FidelityStudy, outcome: Outcome) -> str:
+def heading(study: FidelityStudy, outcome: PolicyOutcome) -> str:
     """A policy, its own load, and how long the same steps took during its runs."""
     own = study.capacity_s[outcome.policy] / (outcome.time_scale * study.span_s)
     return f"{outcome.policy} ({own:.2f}, {outcome.level:.2f})"
@@ -170,7 +170,7 @@ def as_json(study: FidelityStudy) -> dict[str, Any]:
     }
 
 
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
+def outcome_json(outcome: PolicyOutcome) -> dict[str, Any]:
     compared = {
         key: {"error": c.error, "repeat_difference": c.repeat_difference, "limit": c.limit, "within": c.within}
         for key, c in outcome.compared.items()

@@ -35,7 +35,7 @@ CELLS = "leaderboard.yaml"
 
 
 @dataclass(frozen=True)
-class Cell:
+class BoardCell:
     traffic: str
     load: str
     slo: str
@@ -51,7 +51,7 @@ class Entry:
     """A policy in a cell: figures as means over seeds, or why there are none; goodput at each seed, 0 if it failed."""
 
     policy: str
-    cell: Cell
+    cell: BoardCell
     figures: Mapping[str, float | None]
     goodputs: tuple[float, ...]
     error: str | None = None
@@ -71,7 +71,7 @@ class Standing:
         return float(over_cells(self.score_CS).mean())
 
 
-def cells() -> tuple[list[Cell], list[int]]:
+def cells() -> tuple[list[BoardCell], list[int]]:
     """The fixed cells, and the seeds of each."""
     from omegaconf import OmegaConf
 
@@ -79,7 +79,7 @@ def cells() -> tuple[list[Cell], list[int]]:
         OmegaConf.create((files("schedlab.experiments.studies") / CELLS).read_text(encoding="utf-8"))
     )
     found = [
-        Cell(traffic, load, slo, (*words, *told["common"], f"slo={slo}"))
+        BoardCell(traffic, load, slo, (*words, *told["common"], f"slo={slo}"))
         for traffic, loads in told["traffic"].items() for load, words in loads.items() for slo in told["slos"]
     ]  # fmt: skip
     assert len(told["seeds"]) > 1, "one draw of the traffic has no interval"
@@ -108,7 +108,7 @@ def measured(config: Any) -> dict[str, Any]:
 
 
 def entries(
-    policies: Sequence[str], chosen: Sequence[Cell], seeds: Sequence[int], runs: Path, processes: int
+    policies: Sequence[str], chosen: Sequence[BoardCell], seeds: Sequence[int], runs: Path, processes: int
 ) -> list[Entry]:
     """Run all that is not in `runs` yet."""
     import hydra
@@ -129,7 +129,7 @@ def entries(
         words = ["hydra.mode=MULTIRUN", f"hydra.sweep.dir={runs}"]
         master = loader.load_configuration("config", words, RunMode.MULTIRUN)
     resume.list_owners(runs)
-    ends: dict[tuple[str, Cell], dict[int, pool.Outcome]] = {}
+    ends: dict[tuple[str, BoardCell], dict[int, pool.Outcome]] = {}
     task = SweepTask(loader, Callbacks(), master, str(runs), measured)
     for done, (number, end) in enumerate(pool.run_all(task, jobs, processes), start=1):
         policy, cell, seed = keys[number]
@@ -139,7 +139,7 @@ def entries(
     return [entry_of(*key, [ends[key][seed] for seed in seeds]) for key in dict.fromkeys(key[:2] for key in keys)]
 
 
-def entry_of(policy: str, cell: Cell, ends: Sequence[pool.Outcome]) -> Entry:
+def entry_of(policy: str, cell: BoardCell, ends: Sequence[pool.Outcome]) -> Entry:
     errors = [str(end.error) for end in ends if end.error is not None]
     if errors:
         return Entry(policy, cell, dict.fromkeys(FIGURES), (0.0,) * len(ends), errors[0])
@@ -193,7 +193,7 @@ def policies_of(found: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys(entry.policy for entry in found))
 
 
-def cells_of(found: Sequence[Entry]) -> list[Cell]:
+def cells_of(found: Sequence[Entry]) -> list[BoardCell]:
     return list(dict.fromkeys(entry.cell for entry in found))
 
 
@@ -260,7 +260,7 @@ def notes(found: Sequence[Entry], seeds: Sequence[int]) -> list[str]:
     ]
 
 
-def settings(cells: Sequence[Cell]) -> list[str]:
+def settings(cells: Sequence[BoardCell]) -> list[str]:
     """The predictors and SLO classes of the cells: no score is to be read without them."""
     from schedlab.experiments.analysis.table import predictor_line, slo_line
     from schedlab.experiments.run.compose import preset

@@ -29,7 +29,7 @@ Say = Callable[[str], Any]
 """What takes lines about how it goes."""
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step that was run, and the cell that it belongs to."""
 
     cell: int
@@ -67,7 +67,7 @@ class Bench:
         self._names, self._left = count(), self._shuffled()
         self.run()
 
-    def run(self) -> list[Measured]:
+    def run(self) -> list[MeasuredStep]:
         """One pass over all cells, or what is left of one."""
         began, done, measured = time.perf_counter(), self.passes, []
         while self.passes == done:
@@ -75,10 +75,10 @@ class Bench:
         self.pass_s = time.perf_counter() - began
         return measured
 
-    def run_cell(self) -> list[Measured]:
+    def run_cell(self) -> list[MeasuredStep]:
         """The next cell."""
         at = self._left.pop()
-        measured = [Measured(at, self.cells[at].name, point) for point in self._points(self.cells[at])]
+        measured = [MeasuredStep(at, self.cells[at].name, point) for point in self._points(self.cells[at])]
         if not self._left:
             self.passes += 1
             self._left = self._shuffled()
@@ -105,14 +105,14 @@ class Bench:
 
 def run_grid(
     setup: EngineSetup, extent: Extent, *, passes: int, budget_s: float, clock: str = "auto", say: Say = print
-) -> list[Measured]:
+) -> list[MeasuredStep]:
     """`passes` passes over the grid, fewer where more would take longer than `budget_s` seconds, but at least two."""
     extent.check(setup.config)
     if passes < MIN_PASSES:
         raise ConfigError(f"calibrate.passes: expected at least {MIN_PASSES}, found {passes}")
     bench = make_bench(setup, extent, clock, say)
     left = budget_s - bench.pass_s
-    measured: list[Measured] = []
+    measured: list[MeasuredStep] = []
     with settled_heap():
         for done in range(passes):
             if done >= MIN_PASSES and left < bench.pass_s:
@@ -140,7 +140,7 @@ class Between:
     steps and nothing between them. What is measured is appended to `measured`.
     """
 
-    def __init__(self, bench: Bench, share: float, measured: list[Measured]) -> None:
+    def __init__(self, bench: Bench, share: float, measured: list[MeasuredStep]) -> None:
         self.measured = measured
         self._bench = bench
         self._share = share

@@ -24,10 +24,10 @@ OUT = Path("reproductions")
 def reproduce_one(name: str) -> Reproduction:
     """Run everything that the overlay `name` lists."""
     from schedlab.experiments.run import compose
-    from schedlab.experiments.studies.reproduce_result import Reproduction, Run
+    from schedlab.experiments.studies.reproduce_result import ReproducedRun, Reproduction
 
     facts = compose.resolve(compose.compose([f"experiment={name}"]))["reproduction"]
-    runs = (Run(label, point, words, run_words(name, words)) for label, point, words in planned(facts))
+    runs = (ReproducedRun(label, point, words, run_words(name, words)) for label, point, words in planned(facts))
     return Reproduction(name, facts, tuple(runs))
 
 

@@ -33,7 +33,7 @@ SHOWN = {
 
 
 @dataclass(frozen=True)
-class Run:
+class ReproducedRun:
     """One run of a reproduction: the variant's label, the value of what is swept, and the words that give it."""
 
     label: str
@@ -48,7 +48,7 @@ class Reproduction:
 
     name: str
     facts: Mapping[str, Any]
-    runs: tuple[Run, ...]
+    runs: tuple[ReproducedRun, ...]
 
     @property
     def labels(self) -> list[str]:
@@ -239,16 +239,16 @@ def section(it: Reproduction) -> list[str]:
     ]
 
 
-def row(run: Run, keys: Sequence[str]) -> str:
+def row(run: ReproducedRun, keys: Sequence[str]) -> str:
     return f"| {run.label} | {' | '.join(shown(run, key) for key in keys)} | `{spelled(run)}` |"
 
 
-def shown(run: Run, key: str) -> str:
+def shown(run: ReproducedRun, key: str) -> str:
     value = run.summary[key]
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def spelled(run: Run) -> str:
+def spelled(run: ReproducedRun) -> str:
     return " ".join(map(shlex.quote, run.words)) or "(none)"
 
 

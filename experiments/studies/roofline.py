@@ -34,6 +34,7 @@ MEASURED_SIZES = {"prompt_tokens": 1024, "context_tokens": 512, "batch_size": 16
 """Where steps are measured, sizes that a CPU gets through in seconds."""
 TOLERATED_RATIO = 1.5
 """Measured over modelled time beyond which (or below its inverse) the roofline does not explain a step."""
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,9 @@ def roofline(
         "tensor_parallel": tensor_parallel,
         "weight_bytes": line.weight_bytes,
         "kv_bytes_per_token": line.kv_bytes_per_token,
+        "context_tokens": context,
+        "kv_bytes_of_context": context * line.kv_bytes_per_token,
+        "windowed_kv_bytes_of_context": line.windowed_kv_bytes(context),
         "cache_bytes": executor.cache_bytes(),
         "ridge": hardware.ridge(line.activation_dtype),
         "situations": [
@@ -181,6 +185,13 @@ def render(result: dict[str, Any], console: Console | None = None) -> None:
         f"{result['kv_bytes_per_token']:,} bytes a token in {result['kv_cache_dtype']}",
         highlight=False,
     )
+    uniform, windowed = (result[f"{name}_of_context"] for name in ("kv_bytes", "windowed_kv_bytes"))
+    if windowed < uniform:
+        console.print(
+            f"a sequence of {result['context_tokens']:,} tokens holds {uniform / MIB:,.0f} MiB, for every layer keeps "
+            f"every token; layers that kept no more than their window would hold {windowed / MIB:,.0f} MiB",
+            highlight=False,
+        )
     for situation in result["situations"]:
         console.print(_parts_table(situation))
     console.print(_steps_table(result["situations"]))

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from schedlab.experiments.analysis.compare import show_runs
 from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison
 from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.sweep.resume import list_owners
@@ -41,12 +42,25 @@ def compare_sweep(directory: Path, plots: bool) -> bool:
     if not comparison.runs:  # a sweep of another command
         return True
     comparison.write(directory)
-    comparison.show()
-    drawn = {name: run.tables for name, run in comparison.complete.items() if run.tables.result["record"] == "full"}
-    if plots and 1 < len(drawn) <= SIDE_BY_SIDE:
-        from schedlab.experiments.analysis.plots import save_comparison
-
-        with drawing(directory):
-            save_comparison(drawn, directory / "plots")
+    show_runs(comparison)
+    if plots:
+        draw(comparison, directory)
     print(f"in {short(directory)}")
     return not comparison.failed
+
+
+def draw(comparison: Comparison, directory: Path) -> None:
+    """Curves against the numbers that vary, and latencies over each other where they can be told apart; or why not."""
+    from schedlab.experiments.analysis import curves
+    from schedlab.experiments.analysis.plots import save_comparison
+
+    logged = {name: run.tables for name, run in comparison.complete.items() if run.tables.result["record"] == "full"}
+    with drawing(directory):
+        for found in curves.of_sweep(comparison):
+            curves.save(found, directory / "plots")
+    if 1 < len(logged) <= SIDE_BY_SIDE:
+        with drawing(directory):
+            save_comparison(logged, directory / "plots")
+    elif len(comparison.complete) > 1:
+        told = f"{len(logged)} runs with logs, and 2 to {SIDE_BY_SIDE} can be told apart"
+        print(f"no latencies over each other: {told}; `schedlab report` draws variants")

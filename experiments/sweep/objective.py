@@ -1,4 +1,4 @@
-"""What a run returns to a sweeper that searches: a figure of its summary, worse than any other where a limit is broken."""
+"""What a run returns to a search: a figure of its summary, worse than any other where a limit is broken."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from schedlab.experiments.analysis.derived import derived
 from schedlab.experiments.analysis.table import Run
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.packed import find, opened
@@ -108,6 +109,8 @@ def questions(
     contrasted where `baseline` is one of them, or where several hold the same variants with the same arrivals.
     ConfigError where `baseline` names nothing at all.
     """
+    if baseline is None and sum(run.complete for root in roots for run in runs[root]) < 2:
+        return [], []
     by_place = baseline is not None and baseline in map(str, roots)
     labelled = [label(run, root, by_place) for root in roots for run in runs[root] if run.complete]
     by_place = by_place or same_in_several(labelled)
@@ -145,7 +148,7 @@ def label(run: Run, root: Path, asked_only: bool) -> Labelled:
     limits = {f"engine.{name}": value for name, value in manifest.get("engine", {}).items()}
     facts = {DIRECTORY: str(root), POLICY: run.policy, **run.labels, **({} if asked_only else {**knobs, **limits})}
     kept = {key: str(value) for key, value in facts.items() if key.partition(".")[0] not in NOT_OF_THE_VARIANT}
-    return Labelled(run, kept, offered_hash(run.directory))
+    return Labelled(run, kept, derived(run.directory, "offered", lambda: offered_hash(run.directory)))
 
 
 def plain_knobs(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class Coefficients:
         copy = _by_part(estimate(roofline, hardware, Work(copied_bytes=1)))
         works = (Work(), Work(tokens=1), Work(tokens=1, decodes=1))
         idle, step, request = (overhead_s(roofline, hardware, work) * 1e9 for work in works)
+        attention = hardware.attention_us * 1e3 * roofline.model.num_hidden_layers
         linear_ns, weights_ns = decode["linears"]
         routing = roofline.routing
         expert_ns, chosen_ns = decode["experts"]
@@ -97,7 +98,8 @@ class Coefficients:
         pair_ns, key_ns = prefill["prefill attention"]
         attention_ns, read_ns = decode["decode attention"]
         return cls(
-            idle_ns=idle, step_ns=step, request_ns=request - step,
+            idle_ns=idle, step_ns=step, request_ns=request - step - attention,
+            prefill_step_ns=attention, decode_step_ns=attention,
             weights_ns=weights_ns, linear_ns=linear_ns, linear_ridge=weights_ns / linear_ns,
             token_ns=max(decode["activations"]) + max(decode["kv write"]) + collective(Work(tokens=1)),
             head_ns=head_ns, logits_ns=logits_ns, logits_ridge=head_ns / logits_ns,

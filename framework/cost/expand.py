@@ -29,8 +29,9 @@ def rates_of(executor: object) -> dict[str, Any] | None:
     if not isinstance(executor, CostExecutor):
         return None
     profile = executor.profile
-    stated = {} if profile is None else {"held_out_error": profile.error.held_out_mean}
-    return {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained), **stated}
+    stated = "unknown" if profile is None else profile.error.held_out_mean
+    rates = {"coefficients": asdict(executor.coefficients), "explained": asdict(executor.explained)}
+    return {**rates, "held_out_error": stated}
 
 
 def expanded_steps(run: RunTables) -> Columns:

@@ -58,26 +58,36 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Coefficients of one model on one machine, with the points they come from. `identity` says which."""
+    """Coefficients of one model on one machine, with the points they come from. `identity` says which.
+
+    `measured_host`: the points are whole steps of an engine; otherwise they are the device's part of them alone.
+    """
 
     identity: dict[str, Any]
     coefficients: Coefficients
     measured_copies: bool
     error: FitError
     points: tuple[Point, ...]
+    measured_host: bool = True
 
     def coefficients_for(self, roofline: Roofline, hardware: Hardware) -> Coefficients:
         """The coefficients, if this profile is of that model, dtypes and machine; ConfigError otherwise.
 
-        Copies come from the hardware's link where none were measured (`measured_copies`).
+        Copies come from the hardware's link where none were measured (`measured_copies`), and the host's time of a step
+        and of a request from the hardware's constants where the device alone was (`measured_host`).
         """
         for key, expected in identity_of(roofline, hardware).items():
             if (found := self.identity.get(key)) != expected:
                 raise ConfigError(f"profile: measured with {key} = {found}, this run has {expected}")
-        if self.measured_copies:
-            return self.coefficients
-        preset = Coefficients.from_roofline(roofline, hardware)
-        return replace(self.coefficients, **{name: getattr(preset, name) for name in COPY_RATES})
+        rates, preset = self.coefficients, Coefficients.from_roofline(roofline, hardware)
+        if not self.measured_copies:
+            rates = replace(rates, **{name: getattr(preset, name) for name in COPY_RATES})
+        if not self.measured_host:
+            rates = replace(
+                rates, step_ns=rates.step_ns + preset.host_ns, request_ns=rates.request_ns + preset.host_request_ns,
+                host_ns=preset.host_ns, host_request_ns=preset.host_request_ns,
+            )  # fmt: skip
+        return rates
 
     def achieved(self, roofline: Roofline) -> dict[str, float]:
         """The rates as physics: FLOP/s and bytes/s that were reached, for reading; a rate of 0 is left out."""
@@ -102,6 +112,7 @@ class Profile:
             "identity": self.identity,
             "coefficients": asdict(self.coefficients),
             "measured_copies": self.measured_copies,
+            "measured_host": self.measured_host,
             "error": asdict(self.error),
             "points": {**columns, "duration_ns": [point.duration_ns for point in self.points]},
         }
@@ -120,6 +131,7 @@ class Profile:
                 content["measured_copies"],
                 FitError(**content["error"]),
                 tuple(Point(*row) for row in zip(works, points["duration_ns"], strict=True)),
+                content.get("measured_host", True),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"profile {path}: incomplete or damaged: {type(error).__name__}: {error}") from None

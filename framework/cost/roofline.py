@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 Bound = Literal["compute", "memory", "overhead"]
 
-BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.5}
+BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.5, "fp4": 4.5}
 """Bits an element of each dtype. int8 carries a 16-bit scale for each group of 64 weights, int4 also an offset, as the
-engine's do; the scales of fp8 weigh nothing, being one for a row or a tensor."""
+engine's do; fp4 an 8-bit scale for each group of 16 (NVFP4); those of fp8 weigh nothing, one for a row or a tensor."""
 
+NARROW_ARITHMETIC = ("fp8", "fp4")
+"""Weight dtypes that are computed in, where the hardware can."""
 KV_CACHE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 KERNELS_PER_LAYER = 7
 """norm, qkv, rope with KV write, attention and its combine, out, norm."""
@@ -68,7 +70,17 @@ class ModelShape(Protocol):
     def shared_intermediate_size(self) -> int: ...
     @property
     def routing_skew(self) -> float: ...
+    @property
+    def num_dense_layers(self) -> int: ...
+    @property
+    def kv_lora_rank(self) -> int: ...
+    @property
+    def qk_rope_head_dim(self) -> int: ...
+    @property
+    def v_head_dim(self) -> int: ...
     def num_vector_parameters(self) -> int: ...
+    def num_attention_weights(self, split: int = 1) -> int: ...
+    def kv_elements(self, split: int = 1) -> int: ...
 
 
 def nbytes(elements: int, dtype: str) -> int:
@@ -137,7 +149,10 @@ def windowed_context(batch: Batch, window: Window, ahead: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a step on one device: FLOPs in the first of `arithmetic` that the device has, bytes on `route`."""
+    """One part of a step on one device: FLOPs in the first of `arithmetic` that the device has, bytes on `route`.
+
+    `devices` share the interconnect, where that is the route.
+    """
 
     name: str
     flops: int
@@ -145,6 +160,7 @@ class Part:
     arithmetic: tuple[str, ...]
     unit: Unit = "linear"
     route: Route = "memory"
+    devices: int = 1
 
     @property
     def intensity(self) -> float:
@@ -155,7 +171,7 @@ class Part:
         return self.flops / hardware.flops(self.arithmetic, self.unit) if self.flops else 0.0
 
     def transfer_s(self, hardware: Hardware) -> float:
-        return self.bytes / hardware.bandwidth(self.route) if self.bytes else 0.0
+        return self.bytes / hardware.bandwidth(self.route, self.devices) if self.bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +179,7 @@ class Roofline:
     """A model's parts under given dtypes and tensor parallelism.
 
     Projections follow `weight_dtype`; embedding, head, norms and activations stay in 16 bits (32 with fp32 weights).
-    fp8 weights are computed in fp8 where the hardware can, int8 and int4 ones in the activations' dtype. The
+    fp8 and fp4 weights are computed in that dtype where the hardware can, all others in the activations' dtype. The
     `kv_cache_dtype` "auto" is the activations'. KV heads are split as far as they go and replicated beyond. ConfigError
     for an unknown dtype or a degree that does not divide the model.
     """
@@ -189,9 +205,9 @@ class Roofline:
             raise ConfigError(f"tensor_parallel: expected at least 1, found {degree}")
         kv_heads = model.num_key_value_heads
         splits = kv_heads % degree == 0 or degree % kv_heads == 0
-        widths = (model.moe_intermediate_size, model.shared_intermediate_size) if model.num_experts else (
-            model.intermediate_size,
-        )  # fmt: skip
+        widths = [model.moe_intermediate_size, model.shared_intermediate_size] if model.num_experts else []
+        if not model.num_experts or model.num_dense_layers:
+            widths.append(model.intermediate_size)
         if not splits or model.num_attention_heads % degree or any(width % degree for width in widths):
             raise ConfigError(
                 f"tensor_parallel: {degree} does not divide {model.num_attention_heads} attention heads, {kv_heads} "
@@ -242,8 +258,20 @@ class Roofline:
     @property
     def layer_elements(self) -> int:
         """Weights of one layer's projections that every token passes through, a router's included."""
-        width = 2 * self.q_size + 2 * self.kv_size + 3 * self.mlp_size + self.model.num_experts
-        return self.model.hidden_size * width
+        passed = self.model.hidden_size * (3 * self.mlp_size + self.model.num_experts)
+        return self.model.num_attention_weights(self.tensor_parallel) + passed
+
+    @property
+    def dense_elements(self) -> int:
+        """What the feed-forwards of layers without experts have more than those of layers with, over all of them."""
+        model = self.model
+        more = 3 * (model.intermediate_size // self.tensor_parallel - self.mlp_size) - model.num_experts
+        return model.num_dense_layers * model.hidden_size * more
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers with experts."""
+        return self.model.num_hidden_layers - self.model.num_dense_layers if self.model.num_experts else 0
 
     @property
     def expert_elements(self) -> int:
@@ -253,7 +281,12 @@ class Roofline:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token over all layers."""
-        return self.model.num_hidden_layers * nbytes(2 * self.kv_size, self.kv_cache_dtype)
+        return self.model.num_hidden_layers * nbytes(self.model.kv_elements(self.tensor_parallel), self.kv_cache_dtype)
+
+    def windowed_kv_bytes(self, context: int) -> int:
+        """What a sequence of `context` tokens would keep if layers kept no more than they see."""
+        layers = sum(seen(context, window) for window in self.model.windows)
+        return layers * nbytes(self.model.kv_elements(self.tensor_parallel), self.kv_cache_dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -261,18 +294,21 @@ class Roofline:
         model, width = self.model, self.activation_dtype
         bias = self.q_size + 2 * self.kv_size if model.qkv_bias else 0
         experts = nbytes(model.num_experts * self.expert_elements, self.weight_dtype)
+        matrices = nbytes(self.layer_elements, self.weight_dtype) * model.num_hidden_layers
+        matrices += nbytes(self.dense_elements, self.weight_dtype) + experts * self.sparse_layers
         embeddings = self.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
         small = nbytes(
             model.num_hidden_layers * (model.num_vector_parameters() + bias) + model.hidden_size + embeddings, width
         )
-        return model.num_hidden_layers * (nbytes(self.layer_elements, self.weight_dtype) + experts) + small
+        return matrices + small
 
     @property
-    def kernels_per_layer(self) -> int:
-        if not self.model.num_experts:
-            return KERNELS_PER_LAYER + KERNELS_OF_FEED_FORWARD
+    def kernels(self) -> int:
+        """That a step starts."""
         shared = KERNELS_OF_FEED_FORWARD + 1 if self.model.shared_intermediate_size else 0
-        return KERNELS_PER_LAYER + KERNELS_OF_EXPERTS + shared
+        sparse = self.sparse_layers * (KERNELS_OF_EXPERTS + shared)
+        dense = (self.model.num_hidden_layers - self.sparse_layers) * KERNELS_OF_FEED_FORWARD
+        return self.model.num_hidden_layers * KERNELS_PER_LAYER + sparse + dense + KERNELS_PER_STEP
 
     def activation_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """Most that one step keeps besides weights and cache: the widest layer's tensors, and logits in fp32."""
@@ -295,18 +331,18 @@ class Roofline:
 
         Their inputs and outputs, which travel while the products run, are not counted.
         """
-        elements = self.model.num_hidden_layers * self.layer_elements
+        elements = self.model.num_hidden_layers * self.layer_elements + self.dense_elements
         read = nbytes(elements, self.weight_dtype) if work.tokens else 0
         return Part("linears", 2 * work.tokens * elements, read, self._arithmetic)
 
     @property
     def _arithmetic(self) -> tuple[str, ...]:
-        own = (self.weight_dtype,) if self.weight_dtype == "fp8" else ()
+        own = (self.weight_dtype,) if self.weight_dtype in NARROW_ARITHMETIC else ()
         return (*own, self.activation_dtype)
 
     def experts(self, work: Work) -> Part:
         """The chosen experts: FLOPs of each token's, bytes of those that any token is expected to choose."""
-        layers, elements = self.model.num_hidden_layers, self.expert_elements
+        layers, elements = self.sparse_layers, self.expert_elements
         chosen = work.tokens * self.model.num_experts_per_tok
         read = nbytes(round(layers * self.routing.distinct(work.tokens) * elements), self.weight_dtype)
         return Part("experts", 2 * chosen * layers * elements, read, self._arithmetic)
@@ -320,14 +356,26 @@ class Roofline:
         return Part("activations", count * flops, nbytes(count * moved, self.activation_dtype), ("fp32",))
 
     def prefill_attention(self, work: Work) -> Part:
-        return self._attention("prefill attention", work.prefill_pairs, work.prefill_keys)
+        """Under latent attention by heads whose keys and values were made from what the cache holds."""
+        model = self.model
+        channels = 2 * self.q_size
+        if model.kv_lora_rank:
+            heads = model.num_attention_heads // self.tensor_parallel
+            channels = heads * (model.head_dim + model.qk_rope_head_dim + model.v_head_dim)
+        return self._attention("prefill attention", work.prefill_pairs, work.prefill_keys, channels)
 
     def decode_attention(self, work: Work) -> Part:
-        return self._attention("decode attention", work.decode_keys, work.decode_keys)
+        """Under latent attention by heads that read what the cache holds itself (arXiv:2405.04434, section 2.1)."""
+        model = self.model
+        channels = 2 * self.q_size
+        if model.kv_lora_rank:
+            heads = model.num_attention_heads // self.tensor_parallel
+            channels = heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
+        return self._attention("decode attention", work.decode_keys, work.decode_keys, channels)
 
-    def _attention(self, name: str, pairs: int, keys: int) -> Part:
-        """Scores and values: 2 products of 2 FLOPs a pair and query channel; bytes are the keys and values read."""
-        flops = 4 * self.q_size * self.model.num_hidden_layers * pairs
+    def _attention(self, name: str, pairs: int, keys: int, channels: int) -> Part:
+        """Scores and values: 2 FLOPs a pair and channel of either; bytes are the keys and values read."""
+        flops = 2 * channels * self.model.num_hidden_layers * pairs
         return Part(name, flops, keys * self.kv_bytes_per_token, (self.activation_dtype,), unit="attention")
 
     def kv_write(self, work: Work) -> Part:
@@ -349,7 +397,8 @@ class Roofline:
         others = self.tensor_parallel - 1
         reduced = 2 * 2 * self.model.num_hidden_layers * work.tokens * self.model.hidden_size
         elements = (reduced + work.rows * self.model.vocab_size) * others // self.tensor_parallel
-        return Part("collectives", 0, nbytes(elements, self.activation_dtype), (), route="interconnect")
+        moved = nbytes(elements, self.activation_dtype)
+        return Part("collectives", 0, moved, (), route="interconnect", devices=self.tensor_parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +458,8 @@ def overhead_s(roofline: Roofline, hardware: Hardware, work: Work) -> float:
     if work.tokens:
         layers = roofline.model.num_hidden_layers
         us += hardware.step_us + (hardware.request_us + hardware.sequence_us * layers) * requests
-        us += hardware.kernel_us * (roofline.kernels_per_layer * layers + KERNELS_PER_STEP)
+        us += hardware.attention_us * layers * ((work.prefills > 0) + (work.decodes > 0))
+        us += hardware.kernel_us * roofline.kernels
         if roofline.tensor_parallel > 1:
             us += hardware.collective_us * (2 * layers + 1)
     return us * 1e-6

@@ -65,6 +65,10 @@ class ModelConfig:
                      for one feed-forward of `intermediate_size`
     shared_intermediate_size     width of the expert that computes every token, 0 for none
     routing_skew     how unevenly tokens choose, for the cost model: expert e is as popular as (e + 1) ** -routing_skew
+    num_dense_layers     layers before the first with experts, each with one feed-forward
+    kv_lora_rank     numbers a token that all heads' keys and values come from (DeepSeek's latent attention), 0 for keys
+                     and values of their own; then `q_lora_rank` such numbers of queries, `qk_rope_head_dim` rotated
+                     ones beside the `head_dim` others of a query and a key, and `v_head_dim` of a value
     norm_topk_prob   whether the weights of a token's experts add up to 1
     qkv_bias, o_bias, mlp_bias   of the projections into and out of attention, and of router and experts
     qk_norm, wide_qk_norm    a norm of each head of queries and keys, or of all heads together
@@ -99,6 +103,11 @@ class ModelConfig:
     norm_topk_prob: bool = True
     shared_intermediate_size: int = 0
     routing_skew: float = 0.0
+    num_dense_layers: int = 0
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
     o_bias: bool = False
     mlp_bias: bool = False
     wide_qk_norm: bool = False
@@ -147,6 +156,9 @@ class ModelConfig:
             raise ModelError("model.sliding_window: expected null beside layer_windows, found both")
 
     def _check_experts(self) -> None:
+        most = self.num_hidden_layers if self.num_experts else 0
+        if not 0 <= self.num_dense_layers <= most:
+            raise ModelError(f"model.num_dense_layers: expected 0 to {most}, found {self.num_dense_layers}")
         if not self.num_experts:
             return
         if not 1 <= self.num_experts_per_tok <= self.num_experts:
@@ -203,27 +215,56 @@ class ModelConfig:
         heads = self.q_size + self.kv_size if self.wide_qk_norm else 2 * self.head_dim * self.qk_norm
         norms = (4 if self.sandwich_norms else 2) * hidden + heads
         experts = self.num_experts * (2 * self.moe_intermediate_size + hidden + 1) * self.mlp_bias
+        norms += self.q_lora_rank + self.kv_lora_rank
         return norms + hidden * self.o_bias + self.num_attention_heads * self.attention_sinks + experts
 
-    def num_layer_parameters(self, experts: int) -> int:
-        """Of one layer with so many of its experts."""
+    def num_attention_weights(self, split: int = 1) -> int:
+        """Of one layer's matrices, on one of `split` devices that share the heads."""
+        hidden, heads = self.hidden_size, self.num_attention_heads // split
+        if not self.kv_lora_rank:
+            kv_heads = max(self.num_key_value_heads // split, 1)
+            return hidden * self.head_dim * (2 * heads + 2 * kv_heads)
+        shared = hidden * (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim)
+        query = self.q_lora_rank * (self.head_dim + self.qk_rope_head_dim)
+        return shared + heads * (
+            query + self.kv_lora_rank * (self.head_dim + self.v_head_dim) + self.v_head_dim * hidden
+        )
+
+    def num_feed_forward_parameters(self, experts: int) -> int:
+        """Of all layers' feed-forwards, with so many of each layer's experts; what is no matrix is not counted."""
         hidden, inner = self.hidden_size, self.moe_intermediate_size
-        attention = hidden * (2 * self.q_size + 2 * self.kv_size) + (self.q_size + 2 * self.kv_size) * self.qkv_bias
-        dense = self.shared_intermediate_size if self.num_experts else self.intermediate_size
-        left_out = (self.num_experts - experts) * (2 * inner + hidden) * self.mlp_bias
-        matrices = 3 * hidden * (dense + experts * inner) + self.num_experts * hidden
-        return attention + matrices + self.num_vector_parameters() - left_out
+        if not self.num_experts:
+            return self.num_hidden_layers * 3 * hidden * self.intermediate_size
+        router = self.num_experts * hidden
+        sparse = 3 * hidden * (self.shared_intermediate_size + experts * inner) + router
+        dense = self.num_dense_layers * 3 * hidden * self.intermediate_size
+        return dense + (self.num_hidden_layers - self.num_dense_layers) * sparse
 
     def num_parameters(self, active: bool = False) -> int:
         """All weights, a tied embedding counted once; `active`: of each layer's experts those of one token alone."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        layer = self.num_layer_parameters(self.num_experts_per_tok if active else self.num_experts)
-        return embeddings + self.num_hidden_layers * layer + self.hidden_size
+        experts = self.num_experts_per_tok if active else self.num_experts
+        bias = (self.q_size + 2 * self.kv_size) * self.qkv_bias
+        idle = (self.num_experts - experts) * (2 * self.moe_intermediate_size + self.hidden_size) * self.mlp_bias
+        layer = self.num_attention_weights() + self.num_vector_parameters() + bias - idle
+        feed_forward = self.num_feed_forward_parameters(experts)
+        return embeddings + self.num_hidden_layers * layer + feed_forward + self.hidden_size
 
     def kv_bytes_per_token(self, kv_dtype: str | None = None) -> int:
         """Bytes of keys and values of one token over all layers, in `kv_dtype` (default: the model's dtype)."""
         width = DTYPE_BYTES[kv_dtype or self.dtype]
-        return int(2 * self.num_hidden_layers * self.kv_size * width)
+        return int(self.num_hidden_layers * self.kv_elements() * width)
+
+    def kv_elements(self, split: int = 1) -> int:
+        """What one layer keeps of a token on one of `split` devices: keys and values, or what they all come from."""
+        if self.kv_lora_rank:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return 2 * max(self.num_key_value_heads // split, 1) * self.head_dim
+
+    def virtual_only(self) -> str | None:
+        """The key of what no real engine computes, if there is any."""
+        keys = ("kv_lora_rank", "num_dense_layers", "shared_intermediate_size")
+        return next((key for key in keys if getattr(self, key)), None)
 
 
 ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")

@@ -75,6 +75,11 @@ class ModelExecutor:
             raise ConfigError(
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
+        if (key := config.virtual_only()) is not None:
+            found = getattr(config, key)
+            raise ConfigError(
+                f"model.{key}: expected 0 on engines that compute, found {found}; engine=virtual models it"
+            )
         if config.num_experts and device != "cpu":
             raise ConfigError(
                 f"model.num_experts: expected 0 on {device} (engine=cpu runs experts, engine=virtual models them), "

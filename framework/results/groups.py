@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from schedlab.framework.request import NS, SLO
+from schedlab.framework.request import NS, SLO, EngineRequest
 from schedlab.framework.results.metrics import (
     UNKNOWN,
     Measured,
@@ -86,3 +86,32 @@ def _service(requests: np.ndarray) -> int:
     """Prompt tokens of requests that had a first token, and tokens generated."""
     had = requests["first_token_ns"] != UNKNOWN
     return int(requests["prompt_tokens"][had].sum() + requests["output_tokens"].sum())
+
+
+class ProgramTimes:
+    """First arrival and last end of each program whose requests span sessions or wait for several others."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, tuple[int, int]] = {}
+        self._unserved: set[str] = set()
+
+    def add(self, program: str, request: EngineRequest) -> None:
+        """A request of `program` reached its terminal state."""
+        assert request.finished_ns is not None
+        began, ended = self._spans.get(program, (request.arrival_ns, request.finished_ns))
+        end = request.finished_ns + request.delivery_ns
+        self._spans[program] = min(began, request.arrival_ns), max(ended, end)
+        if request.state not in ("finished", "length_capped"):
+            self._unserved.add(program)
+
+    def figures(self) -> Summary:
+        """Seconds from the first arrival to the last delivery, of programs all of whose requests were served."""
+        if not self._spans:
+            return {}
+        times = [end - began for name, (began, end) in self._spans.items() if name not in self._unserved]
+        values = np.array(times, dtype=np.int64) / NS
+        told: Summary = {"program/count": len(self._spans), "program/unserved": len(self._unserved)}
+        if not len(values):
+            return told
+        told["program/duration/mean"] = float(values.mean())
+        return told | {f"program/duration/p{p}": float(np.percentile(values, p)) for p in (50, 99)}

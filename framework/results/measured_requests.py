@@ -50,5 +50,12 @@ class MeasuredRequests:
 
     def whole(self) -> np.ndarray:
         """MEASURED [N] of all of them, in the order in which they ended."""
-        self._parts = [np.concatenate([np.empty(0, dtype=MEASURED), *self._parts])]
+        if len(self._parts) != 1:
+            whole = np.empty(sum(map(len, self._parts)), dtype=MEASURED)
+            at = len(whole)
+            while self._parts:  # a part is given back as soon as it is copied: never is all of it there twice
+                part = self._parts.pop()
+                at -= len(part)
+                whole[at : at + len(part)] = part
+            self._parts = [whole]
         return self._parts[0]

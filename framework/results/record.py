@@ -12,10 +12,11 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import EngineRequest, to_ns
 from schedlab.framework.results.decision_rows import DecisionRows
 from schedlab.framework.results.digest import Decodes, Grants, Pairs
-from schedlab.framework.results.groups import group_figures
+from schedlab.framework.results.groups import ProgramTimes, group_figures
 from schedlab.framework.results.histogram import Histogram
 from schedlab.framework.results.measured_requests import MeasuredRequests
 from schedlab.framework.results.metrics import Measured, Measurement, observed_at, summarise
+from schedlab.framework.results.pressure import Pressure
 from schedlab.framework.results.rows import DecisionRow, StepRow, decision_line, request_row
 from schedlab.framework.results.step_totals import StepTotals
 from schedlab.framework.results.tables import (
@@ -61,8 +62,11 @@ class Recorder:
         self._totals = StepTotals()
         self._requests = MeasuredRequests(measurement.slo)
         self._rejections: Counter[str] = Counter()  # by reason, up to a colon
+        self._programs = ProgramTimes()
         self._served: dict[str, int] | None = None
         self._demanded: dict[str, int] | None = None
+        self._pressure = Pressure()
+        self._step_rows = 0
         self._kept: dict[str, list[Columns]] = {"requests": [], "steps": []}
         self._kept_decisions: list[str] = []
 
@@ -123,6 +127,8 @@ class Recorder:
         """A request reached its terminal state."""
         buffer = self._request_buffer
         buffer += request_row(request)
+        if request._program is not None and self.measurement.inside(request._arrival_ns):
+            self._programs.add(request._program, request)
         if request._state == "rejected" and self.measurement.inside(request._arrival_ns):
             self._rejections[(request.reason or "").partition(":")[0]] += 1
         output = request.recorded_output_tokens
@@ -152,13 +158,15 @@ class Recorder:
         self._decisions.complete()
         self.flush()
         run, outside = self._measured(backlog_end)
-        summary = {**summarise(run), **group_figures(run, self._rejections)}
+        summary = {**summarise(run), **group_figures(run, self._rejections), **self._programs.figures()}
         result = {
             "status": "finished",
             "digest": self._decisions.hexdigest(),
             "record": self.record,
             "measurement": self._statement(run, outside),
             "summary": summary,
+            "pressure": self._pressure.told(self._requests.whole()),
+            "rows": {"requests": len(self._requests.whole()), "steps": self._step_rows},
             "counters": dict(counters),
             "error": None,
         }
@@ -184,6 +192,8 @@ class Recorder:
     def _fold_steps(self, flat: Flat) -> None:
         self._keep("steps", flat)
         columns = split(STEPS, flat)
+        self._pressure.add(columns)
+        self._step_rows += len(columns["index"])
         if self._windowed:
             columns = self._select(columns, "now_ns")
         if columns["index"]:

@@ -121,7 +121,11 @@ def behave(
             on_step(engine)
         watch(engine)
 
-    outcome = subject.run(case, executor=executor, on_step=look)
+    policy = subject.make()
+    knobs = _knobs(policy)
+    outcome = subject.run(case, policy=policy, executor=executor, on_step=look)
+    if changed := [name for name, value in _knobs(policy).items() if value != knobs[name]]:
+        raise Violation("rules", f"changed its own knob {changed[0]} from {knobs[changed[0]]}; keep state beside knobs")
     try:
         check_streams(outcome)
     except AssertionError as error:
@@ -129,6 +133,13 @@ def behave(
     for name, make in (references or {}).items():
         _compare(outcome, run(make(), case.trace, **case.engine), name)
     return outcome
+
+
+def _knobs(policy: Policy) -> dict[str, str]:
+    """Plain values that a policy was made with, as text: they are what a configuration says, for the whole run."""
+    known = getattr(policy, "__dataclass_fields__", {}).values()
+    values = {field.name: getattr(policy, field.name) for field in known if field.init and hasattr(policy, field.name)}
+    return {name: repr(value) for name, value in values.items() if isinstance(value, (int, float, str, type(None)))}
 
 
 def _compare(outcome: Outcome, reference: Outcome, name: str) -> None:

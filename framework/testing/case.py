@@ -91,13 +91,18 @@ class Subject:
         on_step: Callable[[Engine], None] | None = None,
         **changes: Any,
     ) -> Outcome:
-        """The case to its end, audited at every step. Violation of `rules`, `stalls` or `audit`."""
+        """The case to its end, audited at every step. Violation of `rules`, `stalls` or `audit`.
+
+        A policy that does not ask for predictions gets some in every other case.
+        """
+        policy = policy or self.make()
+        predicted = policy.needs_prediction or len(case.trace) % 2 == 0
         with blame():
             return run(
-                policy or self.make(),
+                policy,
                 case.trace,
                 executor=executor,
-                predictor=Guess(),
+                predictor=Guess() if predicted else None,
                 kind=kind,
                 on_step=on_step,
                 **{**case.engine, **changes},

@@ -10,6 +10,7 @@ import builtins
 import gc
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,7 +26,7 @@ from schedlab.framework.testing.harness import Outcome
 
 OF_A_REQUEST = frozenset(name for name in dir(Request) if not name.startswith("_"))
 OF_A_STEP = frozenset(name for name in dir(Step) if not name.startswith("_")) - {"close"}
-TRUSTED = (OURS, "logging", "hydra.")
+TRUSTED = (OURS.rstrip("."), "logging", "hydra")
 """Modules whose own reads are not the policy's; hydra has hooks that run wherever something is called."""
 
 
@@ -87,7 +88,8 @@ def _random_states() -> tuple[object, bytes, int]:
 
 
 def _trusted(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith(TRUSTED)
+    module = str(frame.f_globals.get("__name__", ""))
+    return any(module == name or module.startswith(f"{name}.") for name in TRUSTED)
 
 
 class _Depth:
@@ -114,7 +116,21 @@ def _write(of: str, owner: object, name: str, value: Any) -> None:
     object.__setattr__(owner, name, value)
 
 
-class GuardedRequest(EngineRequest):
+class GuardedKind(type):
+    """The class of `GuardedRequest`: what an object hides must not be had through its class."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if (
+            not _Depth.value
+            and not name.startswith("__")
+            and name not in OF_A_REQUEST
+            and not _trusted(sys._getframe(1))
+        ):
+            raise Violation("inputs", f"read {name} of a request's class, which is the engine's own")
+        return super().__getattribute__(name)
+
+
+class GuardedRequest(EngineRequest, metaclass=GuardedKind):
     """A request whose readers outside of the engine may read what `Request` declares, and set nothing."""
 
     __slots__ = ()
@@ -146,8 +162,10 @@ class GuardedStep:
 
 def reads_only_what_it_may(subject: Subject, case: Case) -> Outcome:
     """Run the case under guard. Violation of `inputs`."""
-    states, guard = _random_states(), Guard(subject.make())
+    states, guard, threads = _random_states(), Guard(subject.make()), threading.active_count()
     outcome = subject.run(case, policy=guard, kind=GuardedRequest, audit_every=1 << 60)
     if _random_states() != states:
         raise Violation("inputs", f"{type(guard.policy).__name__} drew from a global random generator")
+    if threading.active_count() > threads:
+        raise Violation("inputs", f"{type(guard.policy).__name__} started a thread")
     return outcome

@@ -21,9 +21,15 @@ PROPERTIES = {
     "cache": "sees the prefix cache change",
     "waiting": "everybody ends under steady load",
     "gap": "who decodes goes on under steady load",
+    "memory": "forgets who has ended",
     "cost": "microseconds a decision",
 }
 """Every property by its name, in the order in which they are shown."""
+NOT_LOOKED_AT = (
+    "turns of sessions, whether decision time grows as it may, whether goodput is good, numpy's clock, what native "
+    "code reads, more than 160 requests in an engine"
+)
+"""What no property speaks of; said in every report."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Report:
         for verdict in self.verdicts:
             counts[verdict.status] += 1
         summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        return "\n".join([f"{self.policy}: {summary}", *map(str, self.verdicts)])
+        return "\n".join([f"{self.policy}: {summary}", *map(str, self.verdicts), f"not looked at: {NOT_LOOKED_AT}"])
 
     def write(self, directory: Path) -> list[Path]:
         """A program for each failure that has one, `reproduce_<property>.py`; returns their paths."""

@@ -6,6 +6,7 @@ Knows how a policy can be made again from its class and knobs; knows no property
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from dataclasses import MISSING, fields, is_dataclass
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ TEMPLATE = '''"""{policy} does not have the property `{name}`:
 Run this file to see it again, or let pytest collect it. It ends with 0 as soon as the policy is right.
 """
 
-{imports}from schedlab.testing import Case, Spec, again
+{imports}from schedlab.testing import SLO, Case, Spec, again
 
 
 {source}
@@ -72,7 +73,7 @@ def construction(policy: Policy) -> tuple[str, str]:
 def _knobs(policy: Any) -> dict[str, object] | None:
     """Constructor arguments that differ from their defaults; None if one cannot be written down."""
     if not is_dataclass(policy):
-        return {} if type(policy).__init__ is object.__init__ else None
+        return {} if _takes_nothing(type(policy)) else None
     knobs = {}
     for field in fields(policy):
         value = getattr(policy, field.name)
@@ -85,6 +86,12 @@ def _knobs(policy: Any) -> dict[str, object] | None:
             return None
         knobs[field.name] = value
     return knobs
+
+
+def _takes_nothing(cls: type) -> bool:
+    """Whether an object of the class can be made without arguments."""
+    parameters = list(inspect.signature(cls).parameters.values())
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def path_lines(root: Path | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from schedlab.framework.request import SLO
 from schedlab.framework.testing.case import Case
 from schedlab.framework.testing.harness import Spec
 
@@ -68,8 +69,10 @@ def limits(draw: st.DrawFn) -> dict[str, Any]:
 
 
 ODD: tuple[dict[str, Any], ...] = (
-    {}, {}, {}, {"abort_ns": 12 * MS}, {"abort_ns": 45 * MS}, {"live": True}, {"priority": 2}, {"client": "b"},
+    {}, {}, {}, {"abort_ns": 12 * MS}, {"abort_ns": 45 * MS}, {"abort_ns": 3 * MS}, {"live": True}, {"priority": 2},
+    {"client": "b"}, {"client": "c"}, {"client": "d", "priority": 1},
     {"deadline_ns": 30 * MS}, {"priority": 1, "client": "b", "deadline_ns": 90 * MS},
+    {"slo": SLO("fast", ttft_s=0.02, tpot_s=0.002)}, {"slo": SLO("slow", ttft_s=None, e2e_s=0.5)}, {"slo": SLO("any")},
 )  # fmt: skip
 """What may be particular about a request; times are relative to its arrival."""
 MAX_PROMPT, MAX_OUTPUT = 56, 16
@@ -90,7 +93,22 @@ def cases(max_bursts: int = 10) -> st.SearchStrategy[Case]:
         st.integers(0, 26),
         st.sampled_from(ODD),
     )
-    return st.builds(_case, st.lists(burst, min_size=1, max_size=max_bursts), _engines())
+    return st.builds(_case, st.lists(burst, min_size=1, max_size=max_bursts), _engines(), st.sampled_from([0, 0, 1000]))
+
+
+def crowds() -> st.SearchStrategy[Case]:
+    """A hundred requests and more at once, of several clients, of which most are withdrawn or have short answers."""
+    return st.builds(_crowd, st.integers(0, 1 << 32), st.integers(70, 160))
+
+
+def _crowd(seed: int, count: int) -> Case:
+    draw = Random(seed)
+    trace = []
+    for i in range(count):
+        now, odd = i // 40 * MS, {**draw.choice(ODD), "client": f"c{i % 9}"}
+        odd = {key: now + value if key.endswith("_ns") else value for key, value in odd.items()}
+        trace.append(Spec(f"r{i}", now, draw.randint(1, 12), draw.randint(1, 3), **odd))
+    return Case(tuple(trace), {"num_blocks": 40, "max_num_seqs": draw.choice([1, 6, 12]), "audit_every": 64})
 
 
 def squeezes() -> st.SearchStrategy[Case]:
@@ -131,16 +149,16 @@ def _engines() -> st.SearchStrategy[dict[str, Any]]:
         },
         st.sampled_from([4, 1, 3, 8]),
         st.integers(0, 60),
-        st.integers(1, 6),
+        st.sampled_from([1, 2, 3, 4, 5, 6, 1]),
         st.sampled_from([8, 6, 16, 32]),
-        st.sampled_from([0, 40, 400]),
-        st.sampled_from([True, True, True, False]),
+        st.sampled_from([0, 400, 40]),
+        st.sampled_from([True, True, False]),
     )
 
 
-def _case(bursts: list[Burst], engine: dict[str, Any]) -> Case:
+def _case(bursts: list[Burst], engine: dict[str, Any], begins_s: int) -> Case:
     trace: list[Spec] = []
-    now = 0
+    now = begins_s * 1000 * MS
     for times, gap, prompt, output, kin, odd in bursts:
         now += gap * MS
         odd = {key: now + value if key.endswith("_ns") else value for key, value in odd.items()}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
+
 from schedlab.experiments import cli, engines
 from schedlab.experiments.engines import EngineSetup
 from schedlab.framework.batch import Batch

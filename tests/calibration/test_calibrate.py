@@ -21,7 +21,7 @@ from schedlab.experiments.studies.calibrate import (
     tolerated,
 )
 from schedlab.experiments.studies.grid import Extent, make_cells
-from schedlab.experiments.studies.measuring import Bench, Measured, run_grid
+from schedlab.experiments.studies.measuring import Bench, MeasuredStep, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import Point, Profile, predict_ns
 from schedlab.framework.cost.hardware import Hardware
@@ -42,7 +42,7 @@ def noisy(sigma: float, spikes: float = 0.0) -> Callable[[], float]:
     return lambda: float(np.exp(draw.gauss(0, sigma))) * (3.0 if draw.random() < spikes else 1.0)
 
 
-def grid_on(executor: PlantedExecutor, passes: int = 3) -> list[Measured]:
+def grid_on(executor: PlantedExecutor, passes: int = 3) -> list[MeasuredStep]:
     return run_grid(planted(executor), EXTENT, passes=passes, budget_s=60.0, say=lambda line: None)
 
 
@@ -120,7 +120,7 @@ def test_held_out_steps_are_those_of_cells_that_the_fit_has_not_seen() -> None:
     assert errors[of_slow] == pytest.approx(0.8, abs=0.02)
 
 
-def replace_duration(step: Measured, duration_ns: int) -> Measured:
+def replace_duration(step: MeasuredStep, duration_ns: int) -> MeasuredStep:
     return step._replace(point=step.point._replace(duration_ns=duration_ns))
 
 

@@ -22,7 +22,7 @@ from schedlab.experiments.analysis.decisions import DecidedAgain
 from schedlab.experiments.studies import fidelity_result, measuring
 from schedlab.experiments.studies.calibrate import CalibrationOptions as Calibration
 from schedlab.experiments.studies.fidelity import Scaled, Setting, outcome, study
-from schedlab.experiments.studies.fidelity_result import METRICS, Compared, FidelityStudy, Outcome
+from schedlab.experiments.studies.fidelity_result import METRICS, Compared, FidelityStudy, PolicyOutcome
 from schedlab.experiments.studies.measuring import Between
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import FitError, Profile
@@ -156,7 +156,7 @@ def test_errors_are_judged_by_the_limit_or_by_what_repeats_differ() -> None:
 def test_decisions_that_part_are_stated() -> None:
     summary = dict.fromkeys(METRICS, 1.0)
     virtual, agreement = {**summary, "ttft/mean": 1.5}, DecidedAgain("a", "b", 17)
-    parted = Outcome("fcfs", 0.5, 1.0, 1.0, (summary, summary), virtual, (agreement,))
+    parted = PolicyOutcome("fcfs", 0.5, 1.0, 1.0, (summary, summary), virtual, (agreement,))
     profile = Profile({}, Coefficients(), False, FitError(0.01, 0.02, 0.03, 9, 9), ())
     lines = fidelity_result.verdicts(FidelityStudy(profile, {"fcfs": 1.0}, 1.0, (parted,)))
     assert f"{len(METRICS) - 1} of {len(METRICS)} figures within" in lines
@@ -219,8 +219,8 @@ def test_calibrate_then_run_on_its_profile(schedlab: Callable[..., tuple[int, st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("calibrate", "engine=virtual"), "calibrate: expected engine=cpu or engine=cuda, which run a model, found vi"),
-        (("fidelity", "engine=stub"), "fidelity: expected engine=cpu or engine=cuda, which run a model, found stub"),
+        (("calibrate", "engine=virtual"), "calibrate: expected engine=cpu, cuda or vllm, which run a model, found"),
+        (("fidelity", "engine=stub"), "fidelity: expected engine=cpu, cuda or vllm, which run a model, found stub"),
         (("calibrate", "engine.dtype=float64"), "engine.dtype=float64: expected one of float32, bfloat16, float16"),
         (("calibrate", "calibrate.passes=many"), "calibrate.passes: expected an integer, found 'many'"),
         (("calibrate", "calibrate.max_batch=0"), "calibrate.max_batch: expected at least 1, found 0"),

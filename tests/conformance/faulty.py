@@ -1,6 +1,7 @@
 """Policies that are right but for one fault each, such as authors and engines have made."""
 
 import random
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -310,6 +311,81 @@ class TouchesTheBooks(Sound):
             self.kept.append(free.pop())
 
 
+class ForgotToAskForPredictions(Sound):
+    def order(self, step):
+        return sorted(step.waiting, key=lambda request: request.predicted_output_tokens)
+
+
+class CountsOnALimit(Sound):
+    """Takes it that whoever has an objective has a limit of the first token in it."""
+
+    def order(self, step):
+        return sorted(step.waiting, key=lambda request: request.slo.ttft_s if request.slo else 9.0)
+
+
+class HasSixtyFourPlaces(Sound):
+    def order(self, step):
+        places = list(range(64))
+        return [request for i, request in enumerate(step.waiting) if places[i] >= 0]
+
+
+class TiresAfterFiveMinutes(Sound):
+    def schedule(self, step):
+        if step.now < 300:
+            super().schedule(step)
+
+
+class KnowsTwoClients(Sound):
+    weights: ClassVar[dict[str, int]] = {"default": 1, "b": 2}
+
+    def order(self, step):
+        return sorted(step.waiting, key=lambda request: self.weights[request.client])
+
+
+class RemembersEverybody(Sound):
+    def __init__(self):
+        self.ended = []
+
+    def observe(self, event):
+        if isinstance(event, Finished):
+            self.ended.append(event.request.request_id)
+
+
+@dataclass
+class TurnsItsKnob(Sound):
+    patience: int = 4
+
+    def order(self, step):
+        self.patience += 1
+        return step.waiting
+
+
+class ReadsThroughTheClass(Sound):
+    def order(self, step):
+        return sorted(step.waiting, key=lambda r: type(r).recorded_output_tokens.__get__(r) or 0)
+
+
+class StartsAThread(Sound):
+    def __init__(self):
+        self.timer = None
+
+    def schedule(self, step):
+        if self.timer is None:
+            self.timer = threading.Timer(1.0, int)
+            self.timer.daemon = True
+            self.timer.start()
+        super().schedule(step)
+
+
+class RunsWildBesideLongPrompts(Sound):
+    """Grants twice, where a prompt is longer than any of the short traces."""
+
+    def schedule(self, step):
+        super().schedule(step)
+        if step.decoding and any(request.num_prompt_tokens > 300 for request in step.running):
+            step.grant(step.decoding[0])
+
+
 NAMED = {
     OverrunsTheBudget: ("audit", "budget"),
     ShortestFirst: ("waiting", "a long prompt among short ones"),
@@ -325,6 +401,19 @@ NAMED = {
     RanksOnArrival: ("cache", "while requests wait"),
 }
 """The property that must fail for each, and what must be said."""
+
+BLIND = {
+    ForgotToAskForPredictions: ("rules", "TypeError"),
+    CountsOnALimit: ("rules", "TypeError"),
+    HasSixtyFourPlaces: ("rules", "IndexError"),
+    TiresAfterFiveMinutes: ("stalls", "granted nothing"),
+    KnowsTwoClients: ("rules", "KeyError"),
+    RemembersEverybody: ("memory", "requests that have ended"),
+    TurnsItsKnob: ("rules", "changed its own knob patience"),
+    ReadsThroughTheClass: ("inputs", "of a request's class"),
+    StartsAThread: ("inputs", "started a thread"),
+}
+"""Faults that only less usual traffic, or a look at the policy itself, brings out."""
 
 MORE = {
     FullUntilAFinish: ("stalls", "granted nothing"),

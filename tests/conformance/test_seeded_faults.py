@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from faulty import MORE, NAMED, PingPong, ShortestFirst, Sound
+from faulty import BLIND, MORE, NAMED, PingPong, RunsWildBesideLongPrompts, ShortestFirst, Sound, StickyFull
 
 from schedlab.framework.testing.behaviour import behave
 from schedlab.framework.testing.case import Subject
@@ -32,6 +32,22 @@ def caught(fault, name, text):
 @pytest.mark.parametrize("fault", NAMED, ids=lambda fault: fault.__name__)
 def test_a_fault_is_caught_by_name(fault):
     caught(fault, *NAMED[fault])
+
+
+@pytest.mark.parametrize("fault", BLIND, ids=lambda fault: fault.__name__)
+def test_an_unusual_fault_is_caught_by_name(fault):
+    caught(fault, *BLIND[fault])
+
+
+def test_a_fault_under_steady_load_stands_over_passes_before():
+    report = check(RunsWildBesideLongPrompts, only=["rules", "waiting"], seconds=0.3)
+    assert report["rules"].status == "fail" and "a second grant" in report["rules"].detail
+    assert not report.passed and report["waiting"].status == "bound"
+
+
+def test_a_class_with_its_own_constructor_is_made_again():
+    verdict = check(StickyFull, only=["stalls"], seconds=4)["stalls"]
+    assert "from faulty import StickyFull" in verdict.program and "return StickyFull()" in verdict.program
 
 
 @pytest.mark.full

@@ -18,7 +18,8 @@ from schedlab.framework.request import EngineRequest
 
 def _preset(group: str, name: str) -> dict[str, Any]:
     with initialize_config_module("schedlab.conf", version_base="1.3"):
-        keys = OmegaConf.to_container(compose(overrides=[f"+{group}={name}"])[group])
+        config = compose(overrides=[f"+{group}={name}", "+serving=none"])
+    keys = OmegaConf.to_container(config[group], resolve=True)
     assert isinstance(keys, dict)
     return {str(key): value for key, value in keys.items() if key != "_target_"}
 

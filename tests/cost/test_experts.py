@@ -121,6 +121,37 @@ def test_what_a_split_must_divide(model: Load) -> None:
     assert 2 * half.expert_elements == whole.expert_elements
 
 
+def test_latent_attention(model: Load, hardware: Callable[[str], Hardware]) -> None:
+    """DeepSeek-V3: parameters and active ones as published; 61 layers of 512 + 64 numbers a token, on every device."""
+    shape = model("deepseek-v3")
+    assert shape.num_parameters() == pytest.approx(671e9, rel=1e-3)
+    assert shape.num_parameters(active=True) == pytest.approx(37e9, rel=0.02)
+    assert Roofline(shape).kv_bytes_per_token == Roofline(shape, tensor_parallel=8).kv_bytes_per_token == 70_272
+    line = Roofline(shape, "fp8", "bf16", tensor_parallel=8)
+    assert 8 * line.weight_bytes == pytest.approx(671e9, rel=0.04)
+    decode = line.decode_attention(Work(decode_keys=1))
+    assert decode.flops == 2 * 61 * 16 * (2 * 512 + 64) and decode.bytes == 70_272
+    prefill = line.prefill_attention(Work(prefill_pairs=1, prefill_keys=1))
+    assert prefill.flops == 2 * 61 * 16 * (128 + 64 + 128)
+    assert CostExecutor(shape, hardware("h200"), weight_dtype="fp8", tensor_parallel=8).cache_bytes() > 0
+
+
+def test_weights_of_layers_without_experts(model: Load) -> None:
+    shape = model("deepseek-v3")
+    assert Roofline(shape).weight_bytes == pytest.approx(2 * shape.num_parameters(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "uniform", "windowed"),
+    [("gemma-3-27b", 8192, 3968, 1056), ("gemma-3-27b", 32768, 15872, 2976), ("gpt-oss-20b", 8192, 384, 195)],
+)
+def test_what_pools_by_window_would_save(name: str, context: int, uniform: int, windowed: int, model: Load) -> None:
+    """MiB of a sequence."""
+    line = Roofline(model(name))
+    assert line.kv_bytes_per_token * context == uniform << 20
+    assert line.windowed_kv_bytes(context) == windowed << 20
+
+
 SMALL = ModelConfig(
     architecture="qwen3_moe", hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
     head_dim=64, intermediate_size=1, vocab_size=1000, max_position_embeddings=4096, num_experts=16,

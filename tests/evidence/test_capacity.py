@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schedlab.experiments import cli, engines
 from schedlab.experiments.run import compose
 from schedlab.experiments.studies import capacity_result
-from schedlab.experiments.studies.capacity import ATTAINMENT, Bench, Grid, highest, judge, study, work_limit
+from schedlab.experiments.studies.capacity import ATTAINMENT, CapacityBench, Grid, highest, judge, study, work_limit
 from schedlab.experiments.studies.capacity_result import CapacityOptions
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
@@ -55,9 +55,9 @@ def test_capacities_are_compared_by_replicate():
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
+def bench() -> CapacityBench:
     model, hardware = compose.preset("model", "llama3.1-8b"), engines.hardware_preset("a100")
-    return Bench(
+    return CapacityBench(
         policies={"fcfs": FCFS, "chunked": lambda: ChunkedPrefill(512)},
         workload=CommonWork(num_requests=60),
         make_engine=lambda: engines.virtual(model, hardware, max_num_seqs=16),

@@ -9,7 +9,7 @@ import pytest
 from planted import PLANTED, balanced, run_planted
 
 from schedlab.experiments.analysis.causes import Cause, Suggestion
-from schedlab.experiments.analysis.explain import ERROR, Explanation, Named, Trial, cause_lines, explain, lines
+from schedlab.experiments.analysis.explain import ERROR, Explanation, Named, TriedChange, cause_lines, explain, lines
 from schedlab.experiments.analysis.rerun import Changes, rerun
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.errors import ConfigError
@@ -175,7 +175,7 @@ def test_a_measured_run_on_the_cpu_is_tried_on_the_virtual_clock(tmp_path):
     ],
 )
 def test_a_prediction_says_what_its_error_lets_it_say(before, predicted, after, holds, said):
-    trial = Trial(before, after)
+    trial = TriedChange(before, after)
     suggestion = Suggestion("this", Changes(), "ttft/mean", predicted)
     cause = Cause("queueing", 0.9, 1.0, "it waits", lambda view: suggestion)
     assert trial.holds(predicted) is holds

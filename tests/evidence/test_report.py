@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from planted import FCFS, chunked, run_planted
 
 from schedlab.experiments.analysis import report_plots
-from schedlab.experiments.analysis.report import Report, bounds, variants, write_report, written
+from schedlab.experiments.analysis.report import HtmlReport, bounds, variants, write_report, written
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
 from schedlab.experiments.analysis.table import FIGURES, Figure, Run
@@ -112,7 +112,7 @@ def test_it_says_what_the_files_say(sweep, written_report):
 
 def test_pictures_are_there_as_png_and_svg_with_units(sweep, written_report):
     text, paths = written_report
-    report = Report(sweep)
+    report = HtmlReport(sweep)
     sections = [*report.sections, *(report.of_variant(variant) for variant in report.drawn)]
     pictures = {name: figure for section in sections for name, figure in section.pictures.items()}
     assert {path.stem for path in paths} == set(pictures) and text.count("<svg ") == len(pictures)
@@ -132,10 +132,10 @@ def test_pictures_are_there_as_png_and_svg_with_units(sweep, written_report):
 def test_verdicts_are_shown_where_there_are_any(sweep, written_report):
     for words in ("-25.0%", "-30.0% … 13.0×", "0.0125", "inconclusive (about 1,234 replicates needed)", "9 pairs"):
         assert words in written_report[0]
-    assert Report(sweep / "0").verdicts() is None
+    assert HtmlReport(sweep / "0").verdicts() is None
     (sweep / "0" / "verdicts.json").write_text("{")
     with pytest.raises(ConfigError, match=r"verdicts.json: not JSON"):
-        Report(sweep / "0").verdicts()
+        HtmlReport(sweep / "0").verdicts()
 
 
 def test_a_run_without_logs_has_no_report(tmp_path):

@@ -10,7 +10,7 @@ from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedlab.experiments.analysis.timeline import ENGINE, REQUESTS, Window, events, write_timeline
+from schedlab.experiments.analysis.timeline import ENGINE, REQUESTS, TimeWindow, events, write_timeline
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS
 from schedlab.framework.stub import StubExecutor
@@ -46,7 +46,7 @@ def tables_of(name, specs, limits):
 @given(st.sampled_from(["chaos", *sorted(ALL)]), strategies.specs(), strategies.limits(), st.floats(0, 1))
 def test_slices_pair_and_requests_are_covered_without_gaps(name, specs, limits, cut):
     tables = tables_of(name, specs, limits)
-    everything = list(events(tables, Window.of(None, None)))
+    everything = list(events(tables, TimeWindow.of(None, None)))
     tracks, requests = slices(everything), tables.requests
     names = {e["tid"]: e["args"]["name"] for e in everything if e["name"] == "thread_name" and e["pid"] == REQUESTS}
     at = {request_id: row for row, request_id in enumerate(requests["request_id"])}
@@ -61,7 +61,7 @@ def test_slices_pair_and_requests_are_covered_without_gaps(name, specs, limits, 
     assert preempted == requests["preemptions"].sum()
     assert sum(event["name"] == "rejected" for event in everything) == requests["status"].count("rejected")
     end = tables.steps["now_ns"].max(initial=1) / NS
-    window = Window.of(cut * end / 2, (cut * end + end) / 2 + 1e-6)
+    window = TimeWindow.of(cut * end / 2, (cut * end + end) / 2 + 1e-6)
     low, high = window.start_ns / 1000, window.stop_ns / 1000
     part = slices(events(tables, window))
     for track, found in tracks.items():
@@ -72,7 +72,7 @@ def test_slices_pair_and_requests_are_covered_without_gaps(name, specs, limits, 
 def test_the_engine_track_is_the_steps_table():
     specs = [Spec(f"r{i}", i * 7_000_000, 20 + i, 10) for i in range(8)]
     tables = tables_of("chunked_prefill", specs, {})
-    found = list(events(tables, Window.of(None, None)))
+    found = list(events(tables, TimeWindow.of(None, None)))
     steps = tables.steps
     begins = [event for event in found if event["ph"] == "B" and event["pid"] == ENGINE]
     for name in ("prefill_tokens", "decode_tokens", "index", "context_tokens"):
@@ -84,7 +84,7 @@ def test_the_engine_track_is_the_steps_table():
 
 def test_chunks_lie_within_their_prefill():
     tables = tables_of("chunked_prefill", [Spec("long", 0, 50, 5), Spec("other", 0, 50, 5)], {})
-    found = slices(events(tables, Window.of(None, None)))[REQUESTS, 1]
+    found = slices(events(tables, TimeWindow.of(None, None)))[REQUESTS, 1]
     chunks = [piece for piece in found if piece[3] == 1]
     assert [name for name, *_ in sorted(chunks, key=lambda c: c[1])] == ["chunk 12"] * 4 + ["chunk 2"]
     prefill = next(piece for piece in found if piece[0] == "prefill")
@@ -99,4 +99,4 @@ def test_a_file_for_perfetto_and_a_window_of_it(tmp_path):
     part = json.loads((tmp_path / "part.json").read_text())["traceEvents"]
     assert 0 < fewer < count and all(2e4 <= event["ts"] <= 4e4 for event in part if "ts" in event)
     with pytest.raises(ConfigError, match=r"timeline: expected 0 <= start < stop, found 3 and 2 s"):
-        Window.of(3, 2)
+        TimeWindow.of(3, 2)

@@ -9,6 +9,7 @@ import pytest
 from schedlab.experiments import engines
 from schedlab.experiments.analysis.diff import difference, show
 from schedlab.experiments.run.api import Experiment
+from schedlab.experiments.studies.calibrate import steps_of
 from schedlab.experiments.vllm_engine import vllm
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.reader import read_run
@@ -118,3 +119,13 @@ def test_runs_of_vllms_own_scheduler_are_compared_but_not_executed_again(tmp_pat
     assert found.opaque == (False, True) and found.seen[0] is not None and found.seen[1] is None
     show(found, 1)
     assert "own: vLLM's own scheduler decided, which is not executed again" in capsys.readouterr().out
+
+
+def test_the_steps_of_a_run_are_what_a_profile_is_fitted_to():
+    run = Experiment(ChunkedPrefill(chunk_size=64), CommonWork(num_requests=20), engines.stub(num_blocks=200)).run()
+    measured = steps_of(run, None)
+    assert {step.name for step in measured} == {"decode", "mixed", "prefill"}
+    assert sum(step.point.work.tokens for step in measured) >= run.steps["prefill_tokens"].sum()
+    cells = {}
+    for step in measured:
+        assert cells.setdefault(step.cell, step.point.work) == step.point.work  # equal works share a cell

@@ -13,17 +13,17 @@ from hydra.types import RunMode
 
 from schedlab.experiments.run.compose import CONFIG_MODULE
 from schedlab.experiments.studies import leaderboard
-from schedlab.experiments.studies.leaderboard import Cell, Entry
+from schedlab.experiments.studies.leaderboard import BoardCell, Entry
 from schedlab.experiments.sweep import jobs
 from schedlab.experiments.sweep.pool import Outcome
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "experiments/bench/results/leaderboard.json"
-CALM, BUSY = Cell("chat", "below", "default", ("a",)), Cell("chat", "above", "default", ("b",))
-HARD = Cell("bursts", "above", "strict", ("c",))
+CALM, BUSY = BoardCell("chat", "below", "default", ("a",)), BoardCell("chat", "above", "default", ("b",))
+HARD = BoardCell("bursts", "above", "strict", ("c",))
 
 
-def entry(policy: str, cell: Cell, *goodputs: float, error: str | None = None) -> Entry:
+def entry(policy: str, cell: BoardCell, *goodputs: float, error: str | None = None) -> Entry:
     return Entry(policy, cell, dict.fromkeys(leaderboard.FIGURES), goodputs, error)
 
 
@@ -118,7 +118,7 @@ def test_every_cell_composes(loader):
 def test_a_second_time_only_what_is_new_runs(schedlab, monkeypatch):
     words = ("engine=virtual", "model=llama3.1-8b", "workload=poisson", "workload.num_requests=20", "slo=default")
     cells = [
-        Cell("chat", load, "default", (*words, f"workload.arrivals.rate={rate}"))
+        BoardCell("chat", load, "default", (*words, f"workload.arrivals.rate={rate}"))
         for load, rate in (("at", 9), ("above", 90))
     ]
     monkeypatch.setattr(leaderboard, "cells", lambda: (cells, [1, 2]))

@@ -85,7 +85,7 @@ def test_a_row_of_the_literature_is_as_printed(name):
     page = (ROOT / "experiments/bench/results/reproductions.md").read_text()
     facts = compose.resolve(compose.compose([f"experiment={name}"]))["reproduction"]
     label, point, words = next(reproduce.planned(facts))
-    run = reproduce_result.Run(label, point, words, reproduce.run_words(name, words))
+    run = reproduce_result.ReproducedRun(label, point, words, reproduce.run_words(name, words))
     assert reproduce_result.row(run, reproduce_result.SHOWN[name]) in page.split(f"## {facts['title']}")[1]
 
 

@@ -9,7 +9,7 @@ from schedlab.experiments.run import compose
 from schedlab.experiments.run.job import experiment_of, settings_of
 from schedlab.experiments.studies import reproduce, reproduce_result
 from schedlab.experiments.studies.reproduce import NAMES, planned
-from schedlab.experiments.studies.reproduce_result import Reproduction, Run
+from schedlab.experiments.studies.reproduce_result import ReproducedRun, Reproduction
 
 
 def facts_of(name):
@@ -41,7 +41,7 @@ def test_runs_are_every_variant_at_every_point():
 def capacity_under(gaps, queues):
     rates = [float(i + 1) for i in range(len(gaps))]
     runs = [
-        Run("it", rate, (), {"itl/p99": gap, "queue/p50": queue})
+        ReproducedRun("it", rate, (), {"itl/p99": gap, "queue/p50": queue})
         for rate, gap, queue in zip(rates, gaps, queues, strict=True)
     ]
     facts = {"variants": {"it": []}, "sweep": {"rate": rates}, "limits": {"queue": 2.0}}

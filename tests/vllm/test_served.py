@@ -79,3 +79,14 @@ def test_a_folder_with_a_run_is_not_written_over(served):
     keys = rig.arguments(additional_config={"schedlab": POLICY})
     with pytest.raises(ConfigError, match="expected a new folder, found a run in it"):
         schedlab.vllm.Scheduler(**keys)
+
+
+def test_a_killed_server_that_was_idle_leaves_all_it_has_served(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCHEDLAB_OUT", str(tmp_path / "out"))
+    run = rig.Run(schedlab.vllm.Scheduler(**rig.arguments(additional_config={"schedlab": POLICY})))
+    run.add(*rig.load_of(9, 6))
+    run.to_end()  # and nobody says goodbye
+    left = read_run(tmp_path / "out")
+    assert left.status == "interrupted" and len(left.requests["request_id"]) == 6
+    with pytest.warns(UserWarning):  # the file has no end
+        assert len(read(packed.find(tmp_path / "out", OFFERED), "offered")) == 6

@@ -427,3 +427,15 @@ def test_no_edge_of_the_recorded_agents_is_violated(traces):
     edges = [(parent, name) for name, parents in parents_of(trace).items() for parent in parents]
     assert len(edges) == 88 and sum(len(p) > 1 for p in parents_of(trace).values()) == 5
     assert [edge for edge in edges if came[edge[1]][0] < came[edge[0]][1]] == []
+
+
+def test_a_run_of_programs_says_how_long_they_took(tmp_path):
+    path = rows.write(tmp_path, "mooncake-agentic")
+    engine = schedlab.engines.virtual("llama3.1-8b", "h100")
+    told = schedlab.run(ChunkedPrefill(), Recorded(path=str(path)), engine)
+    took = max(told.requests["finished_s"]) - min(told.requests["arrival_s"])
+    assert told.summary["program/duration/p50"] == pytest.approx(took) and told.summary["program/count"] == 1
+    failing = schedlab.engines.virtual("llama3.1-8b", "h100", max_num_waiting_reqs=1)  # one of the branches is refused
+    ended = schedlab.run(ChunkedPrefill(), Recorded(path=str(path), on_failure="abandon", think_scale=1e-9), failing)
+    assert ended.result["counters"]["abandoned"] == 1 and ended.summary["requests/queue_full"] == 1
+    assert ended.summary["program/unserved"] == 1 and len(ended.requests["request_id"]) == 3

@@ -1,0 +1,1 @@
+"""Measured kernel tables of public sources, and the step times that they add up to."""
