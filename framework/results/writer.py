@@ -157,9 +157,13 @@ def write_json(path: Path, content: Any) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` in one go: whoever reads it, and whenever this process ends, finds the old text or the new."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # a link there would be followed
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.unlink(missing_ok=True)  # a link there would be followed
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # the one that was asked for
+        raise
 
 
 def folder_within(directory: Path, name: str) -> Path:
