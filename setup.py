@@ -79,7 +79,13 @@ def c_files(force: bool) -> list[Path]:
 
     extensions = [Extension(f"schedlab.{module}", [relative(CORE["source"](module))]) for module in MODULES]
     made = cythonize(
-        extensions, build_dir=str(BUILD), include_path=["src"], compiler_directives=DIRECTIVES, force=force, quiet=True
+        extensions,
+        nthreads=os.cpu_count() or 1,
+        build_dir=str(BUILD),
+        include_path=["src"],
+        compiler_directives=DIRECTIVES,
+        force=force,
+        quiet=True,
     )
     return [Path(extension.sources[0]).resolve() for extension in made]
 
@@ -104,5 +110,6 @@ def core() -> list[Extension]:
     return [Extension(f"schedlab.{CORE['library']().name.partition('.')[0]}", sources, depends=layouts)]
 
 
-os.chdir(ROOT)
-setup(ext_modules=core(), cmdclass={"build_ext": BuildCore})
+if __name__ == "__main__":  # processes that translate may import this file
+    os.chdir(ROOT)
+    setup(ext_modules=core(), cmdclass={"build_ext": BuildCore})

@@ -17,7 +17,7 @@ Tried = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="where to write instead")]
 Trust = Annotated[bool, typer.Option("--trust", help="import classes that a run names, whosesoever they are")]
-FORMS = ("terminal", "json", "markdown")
+FORMS = ("terminal", "json", "markdown", "csv")
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
     ] = None,
     level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
     effect: Annotated[float, typer.Option(help="the smallest relative change that matters: 0.01 is 1 %")] = 0.01,
-    format: Annotated[str, typer.Option(help="terminal, json or markdown")] = "terminal",
+    format: Annotated[str, typer.Option(help="terminal, json, markdown, or csv: the runs")] = "terminal",
     out: Annotated[
         Path | None, typer.Option(help="where verdicts.json and .md go; into the sweep, if left out")
     ] = None,

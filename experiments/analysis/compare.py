@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.analysis.bounds import TIGHT, Tightness, as_json, of_variants
+from schedlab.experiments.analysis.statistics import t_interval
 from schedlab.experiments.analysis.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run, print_table
 from schedlab.experiments.analysis.verdicts import Answer, Finding, Verdicts, better_when
 from schedlab.experiments.run.manifest import made_here
@@ -171,8 +172,11 @@ def show(verdicts: Verdicts, told_bounds: Bounds | None = None) -> None:
         console.print(note, markup=False, soft_wrap=True)
 
 
-def show_runs(comparison: Comparison, console: Console) -> None:
+def show_runs(comparison: Comparison, console: Console | None = None) -> None:
     """The table of runs as they are, or where these are many with replicates, of their means."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     groups = replicates_of(comparison)
     if len(comparison.runs) <= SIDE_BY_SIDE or len(groups) == len(comparison.complete):
         comparison.show()
@@ -184,7 +188,7 @@ def show_runs(comparison: Comparison, console: Console) -> None:
     if len(names) > SIDE_BY_SIDE:
         headings, *values = zip(*rows, strict=True)
         names, rows = list(headings), [[name, *of] for name, of in zip(names, values, strict=True)]
-    print_table(console, ["mean of replicates", *names], rows, comparison.notes)
+    print_table(console, ["mean of replicates, 95 % interval", *names], rows, comparison.notes)
 
 
 def replicates_of(comparison: Comparison) -> dict[str, list[Run]]:
@@ -197,11 +201,15 @@ def replicates_of(comparison: Comparison) -> dict[str, list[Run]]:
 
 
 def mean_text(runs: Sequence[Run], figure: Figure) -> str:
-    values = [value for run in runs if (value := run.tables.summary.get(figure.key)) is not None]
-    if not values:
+    """The mean of the replicates and half the width of its 95 % interval by Student's t."""
+    values = np.array([value for run in runs if (value := run.figures.get(figure.key)) is not None], dtype=np.float64)
+    if not len(values):
         return UNKNOWN
-    mean = float(np.mean(values))
-    return figure.write(round(mean) if figure.format.endswith("d") else mean)
+    if len(values) == 1 or not np.ptp(values):
+        return figure.write(round(values[0]) if figure.format.endswith("d") else float(values[0]))
+    shown = figure._replace(format=figure.format.replace("d", ".1f"))
+    low, high = t_interval(values)
+    return f"{shown.write(float(values.mean()))} ±{shown.write(float(high - low) / 2)}"
 
 
 def markdown(verdicts: Verdicts, told_bounds: Bounds | None = None) -> str:
@@ -323,7 +331,9 @@ def compare(
     verdicts = compare_runs(directories, **options)
     assert verdicts.comparison is not None
     told = of_variants(replicates_of(verdicts.comparison)) if bounds else {}
-    if form == "json":
+    if form == "csv":
+        print(verdicts.comparison.csv(), end="")
+    elif form == "json":
         print(json.dumps({**verdicts.as_json(), "bounds": as_json(told)}, indent=1, allow_nan=False))
     elif form == "markdown":
         print(markdown(verdicts, told), end="")

@@ -5,6 +5,8 @@ It is laid out for the terminal (in ms), Markdown and JSON; no figure is compute
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,8 +211,21 @@ class Comparison:
         runs = [run_json(run, name) for run, name in zip(self.runs, self.names, strict=True)]
         return {"runs": runs, "notes": self.notes}
 
+    def csv(self) -> str:
+        """A row a run: name, folder, status, what it was asked, and every figure as it is in the summary."""
+        labels = list(dict.fromkeys(key for run in self.runs for key in run.labels))
+        figures = list(dict.fromkeys(key for run in self.runs for key in run.figures))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["name", "directory", "status", *labels, *figures])
+        for name, run in zip(self.names, self.runs, strict=True):
+            values = [*(run.labels.get(key) for key in labels), *(run.figures.get(key) for key in figures)]
+            writer.writerow([name, str(run.directory), run.tables.status, *values])
+        return text.getvalue()
+
     def write(self, directory: Path) -> None:
-        """comparison.md and comparison.json."""
+        """comparison.md, comparison.json and comparison.csv."""
+        write_whole(directory / "comparison.csv", self.csv())
         write_whole(directory / "comparison.md", self.markdown())
         write_json(directory / "comparison.json", self.as_json())
 
@@ -219,9 +234,10 @@ def print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence
     """Names on the left, figures on the right, `notes` below."""
     from rich.table import Table
 
-    table = Table(header[0], box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(header[0], overflow="fold")  # a name that is too long is broken, and nothing of it left out
     for heading in header[1:]:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)

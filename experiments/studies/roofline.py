@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from schedlab.experiments.engines import DTYPES, EngineSetup, model_preset
 from schedlab.experiments.studies.grid import Cell
 from schedlab.experiments.studies.measuring import Bench
+from schedlab.framework.cost.estimate import Estimate, Timed, estimate
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import GIB, CostExecutor
-from schedlab.framework.cost.roofline import Estimate, Roofline, Timed, Work, estimate
+from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.cost.windows import Window
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig

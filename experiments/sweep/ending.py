@@ -9,6 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from schedlab.experiments.analysis.compare import show_runs
 from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison
 from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.sweep.resume import list_owners
@@ -41,7 +42,7 @@ def compare_sweep(directory: Path, plots: bool) -> bool:
     if not comparison.runs:  # a sweep of another command
         return True
     comparison.write(directory)
-    comparison.show()
+    show_runs(comparison)
     if plots:
         draw(comparison, directory)
     print(f"in {short(directory)}")

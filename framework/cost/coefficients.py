@@ -14,8 +14,9 @@ from typing import cast
 
 import numpy as np
 
+from schedlab.framework.cost.estimate import Bound, Estimate, estimate, largest, overhead_s
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import Bound, Estimate, Roofline, Work, estimate, largest, overhead_s
+from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.cost.routing import Routing
 
 FRACTION_BITS = 20

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost, Rates, shares_ns
+from schedlab.framework.cost.estimate import largest
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import ModelShape, Roofline, largest, windowed_context
+from schedlab.framework.cost.roofline import ModelShape, Roofline, windowed_context
 from schedlab.framework.cost.windows import attention_reach
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.executor import StepResult

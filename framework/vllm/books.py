@@ -62,6 +62,7 @@ class VllmBooks(Books):
         self.running: dict[EngineRequest, None] = {}
         self.prompts = OrderedRequests()
         self.ending: dict[EngineRequest, None] = {}  # their last token is in flight
+        self.rejected: dict[EngineRequest, None] = {}  # turned away, until vLLM has told their clients
         self.taken: dict[EngineRequest, Taken] = {}
         self.admitted: dict[EngineRequest, None] = {}
         self.victims: list[EngineRequest] = []
@@ -97,6 +98,8 @@ class VllmBooks(Books):
             del self.blocked[request]
         elif request in self.ending:
             del self.ending[request]
+        elif request in self.rejected:
+            del self.rejected[request]
         else:
             self._leave_waiting(request)
 
@@ -279,6 +282,12 @@ class VllmBooks(Books):
         self.blocked |= dict.fromkeys(self.victims)
         self.victims = []
         self.admit_to_queue()
+
+    def turn_away(self, request: EngineRequest, reason: str) -> None:
+        """A waiting request will not be served: no policy sees it any more."""
+        self._leave_waiting(request)
+        request.reason = reason
+        self.rejected[request] = None
 
     def enter_running(self, request: EngineRequest, start: int) -> None:
         """An admitted request leaves the queue; it has computed `start` tokens, which were found."""

@@ -72,7 +72,8 @@ class Journal:
         """The oldest step on its way has run, and each of `emitted` got a token."""
         row = self._decided.popleft()
         decision = row.decision
-        if decision.prefills or decision.decodes or decision.preempted or decision.idle_until_ns is not None:
+        did = decision.prefills or decision.decodes or decision.preempted or decision.rejected
+        if did or decision.idle_until_ns is not None:
             self._log(row, now_ns)
             self.num_steps += 1
         gaps: Counter[int] = Counter()
@@ -99,7 +100,9 @@ class Journal:
         ))  # fmt: skip
 
     def _log_decision(self, decision: Decision) -> None:
-        if decision.decodes_all and not (decision.prefills or decision.preempted or decision.refusals):
+        if decision.decodes_all and not (
+            decision.prefills or decision.preempted or decision.rejected or decision.refusals
+        ):
             self.recorder.decode_all(self.num_steps, decision.now_ns)
             return
         idle = decision.idle_until_ns
@@ -113,6 +116,7 @@ class Journal:
             decision.refusals,
             None if idle is None or math.isinf(idle) else int(idle),
             [prefill.start for prefill in decision.prefills],
+            [(request.request_id, reason) for request, reason in decision.rejected],
         )
 
     def ended(self, request: EngineRequest, output_token_ids: list[int], now_ns: int) -> None:

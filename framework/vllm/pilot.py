@@ -49,11 +49,9 @@ class Pilot:
         return decision
 
     def _check(self, decision: Decision, in_flight: bool) -> None:
-        if decision.rejected:
-            raise PolicyError(self.name, "rejected a request, and vLLM's scheduler serves whom it has accepted")
         granted = decision.prefills or decision.decodes
         decodes_all = decision.decodes_all or (in_flight and not self.books.decode_set.members)  # the last ones fly
-        other = decision.prefills or decision.preempted or decision.idle_until_ns is not None
+        other = decision.prefills or decision.preempted or decision.rejected or decision.idle_until_ns is not None
         if decision.hold_until_ns is not None and (other or not decodes_all):
             raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
         if decision.idle_until_ns is not None:
@@ -62,7 +60,7 @@ class Pilot:
             if decision.idle_until_ns <= decision.now_ns:
                 at = f"idle_until({decision.idle_until_ns / 1e9} s) at {decision.now_ns / 1e9} s"
                 raise PolicyStalled(self.name, f"{at} never wakes")
-        elif not granted and not in_flight:
+        elif not (granted or decision.rejected or in_flight):
             raise PolicyStalled(self.name, "granted nothing and did not idle: " + self._head_lacks(decision))
 
     def _head_lacks(self, decision: Decision) -> str:

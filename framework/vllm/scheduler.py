@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from schedlab.framework.clock import Clock
 from schedlab.framework.errors import ConfigError, PolicyError
-from schedlab.framework.policy import Aborted, Admitted, Arrived, Finished, Preempted, Progressed
+from schedlab.framework.policy import Aborted, Admitted, Arrived, Finished, Preempted, Progressed, Rejected
 from schedlab.framework.request import EngineRequest, State
 from schedlab.framework.step import Decision
 from schedlab.framework.vllm import surface
@@ -199,16 +199,19 @@ class Steered:
         request = self._books.ours.get(theirs.request_id)
         if request is None:
             return
+        state = self._state_of(request, theirs)
         self._books.leave(request)
-        request.mirror(self._state_of(request, theirs), theirs.num_tokens, request.num_computed_tokens)
-        state = request.state
+        request.mirror(state, theirs.num_tokens, request.num_computed_tokens)
         if self._journal is not None:
             self._journal.ended(request, list(theirs.output_token_ids), self.now_ns())
-        if self._predictor is not None and state != "aborted":
+        if self._predictor is not None and state not in ("aborted", "rejected"):
             self._predictor.observe(request)
-        self._tell(Aborted(request) if state == "aborted" else Finished(request))
+        self._tell({"aborted": Aborted, "rejected": Rejected}.get(state, Finished)(request))
 
     def _state_of(self, request: EngineRequest, theirs: Any) -> State:
+        """How `request` ends; vLLM ends what a policy rejected with an error."""
+        if theirs.status == RequestStatus.FINISHED_ERROR and request in self._books.rejected:
+            return "rejected"
         if theirs.status != RequestStatus.FINISHED_LENGTH_CAPPED:
             return STATES.get(theirs.status, "finished")
         recorded = request.recorded_output_tokens
@@ -309,6 +312,9 @@ class Steered:
         books = self._books
         if decision.preempted:
             books.requeue_victims()
+        for request, reason in decision.rejected:
+            self.grammar_compile_error_reqs.add(books.theirs[request].request_id)  # type: ignore[attr-defined]
+            books.turn_away(request, reason)
         for request, start in decision.admitted.items():
             if self._journal is not None:
                 self._journal.admitted(request, start, decision.now_ns)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from schedlab.framework.cost.bounds import Prices
 from schedlab.framework.cost.coefficients import Coefficients
+from schedlab.framework.cost.estimate import estimate
 from schedlab.framework.cost.fit import Point, fit
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
-from schedlab.framework.cost.roofline import Roofline, Work, estimate
+from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.cost.routing import Routing
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from schedlab.framework.batch import Batch
 from schedlab.framework.cost.coefficients import Coefficients, DecodeCost
+from schedlab.framework.cost.estimate import estimate, largest
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
-from schedlab.framework.cost.roofline import Roofline, Work, estimate, largest
+from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig
 

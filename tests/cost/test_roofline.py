@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from schedlab.framework.batch import Batch
 from schedlab.framework.cost.coefficients import Coefficients
+from schedlab.framework.cost.estimate import estimate
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import ModelShape, Part, Roofline, Work, estimate
+from schedlab.framework.cost.roofline import ModelShape, Part, Roofline, Work
 from schedlab.framework.cost.windows import Mixed, attention_reach, layers_window, seen
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model.config import ModelConfig

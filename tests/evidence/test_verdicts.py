@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import shutil
@@ -15,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 from fake_runs import fake_run, offered, sweep
 
 from schedlab.experiments.analysis import verdicts as judging
-from schedlab.experiments.analysis.compare import markdown, place_of, show, write
+from schedlab.experiments.analysis.compare import compare, markdown, place_of, show, show_runs, write
 from schedlab.experiments.analysis.statistics import t_quantile
+from schedlab.experiments.analysis.table import Comparison
 from schedlab.experiments.analysis.verdicts import Gate, Judging, Paired, better_when, compare_runs
 from schedlab.experiments.sweep.replicates import offered_hash
 from schedlab.framework.errors import ConfigError
@@ -329,3 +332,28 @@ def test_what_is_no_metric_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--primary latency: no such metric"):
         compare_runs([tmp_path], primary="latency")
     assert compare_runs([tmp_path]).notes == ("nothing to compare: the runs are of one variant",)
+
+
+def test_the_table_of_a_sweep_averages_replicates_and_leaves_out_no_override(tmp_path, capsys):
+    key = "workload.a_key_of_a_third_party_that_is_longer_than_any_column.would_be"
+    for rate in ("4", "8"):
+        for policy in ("fcfs", "other"):
+            for seed, value in enumerate((1.0, 2.0, 3.0)):
+                where = tmp_path / f"{policy}{rate}{seed}"
+                fake_run(where, policy, offered(seed), {"ttft/mean": value}, overrides={key: rate}, seed=seed)
+    comparison = Comparison.read([tmp_path])
+    show_runs(comparison)
+    said = capsys.readouterr().out
+    half = t_quantile(0.975, 2) / math.sqrt(3)
+    assert f"2,000.0 ±{half * 1e3:,.1f}" in said and "…" not in said and "replicates" in said
+    assert "would_be=4" in said and "would_be=8" in said  # the end of a name that is broken over lines
+
+
+def test_runs_as_csv(tmp_path, capsys):
+    sweep(tmp_path, {"fcfs": BASE, "other": times(1.2)})
+    compare([tmp_path], form="csv", out=tmp_path, wandb_mode="disabled", bounds=False, options={})
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 10 and {row["policy"] for row in rows} == {"fcfs", "other"}
+    assert sorted(float(row["ttft/mean"]) for row in rows if row["policy"] == "fcfs") == sorted(BASE)
+    Comparison.read([tmp_path]).write(tmp_path)
+    assert (tmp_path / "comparison.csv").read_text() == Comparison.read([tmp_path]).csv()

@@ -58,7 +58,7 @@ def python(*words: str, folder: Path | None = None, **changes: str) -> subproces
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of the sources without any library."""
-    for name in ("src", "framework", "experiments"):
+    for name in ("src", *FOLDERS):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "_core_*")
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "README.md"):
@@ -127,8 +127,6 @@ def test_a_compiler_that_fails_leaves_the_sources(tree, words, changes):
 
 
 def test_an_install_without_a_compiler_succeeds(tree, tmp_path):
-    for name in FOLDERS:
-        (tree / name).mkdir(exist_ok=True)
     command = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
     done = python(*command, "--target", str(tmp_path / "site"), str(tree), folder=tree, CC="/bin/false")
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,10 @@ from schedlab.policies.multilevel_feedback import MultilevelFeedback
 from schedlab.policies.orca import Orca
 from schedlab.policies.prefix_reuse import PrefixReuse
 from schedlab.policies.priority import Priority
+from schedlab.policies.program_fcfs import ProgramFCFS
+from schedlab.policies.program_feedback import ProgramFeedback
+from schedlab.policies.program_las import ProgramLAS
+from schedlab.policies.shedding import Shedding
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
 from schedlab.policies.static_batching import StaticBatching
@@ -37,4 +41,8 @@ EVERY = {
     "fair": lambda: Fair(chunk_size=128),
     "multilevel_feedback": lambda: MultilevelFeedback(chunk_size=128, promote_after_s=0.05),
     "static_batching": lambda: StaticBatching(batch_size=4),
+    "shedding": lambda: Shedding(estimator=LinearEstimator(step=0.001, token=0.00001), chunk_size=128),
+    "program_fcfs": lambda: ProgramFCFS(chunk_size=128),
+    "program_las": lambda: ProgramLAS(chunk_size=128),
+    "program_feedback": lambda: ProgramFeedback(chunk_size=128),
 }

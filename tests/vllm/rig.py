@@ -262,7 +262,7 @@ def assert_empty(scheduler) -> None:
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
     assert all(block.ref_cnt == 0 for block in pool.blocks[1:])
     assert not (scheduler.running or len(scheduler.waiting) or scheduler.requests)
-    for kept in (books.theirs, books.ours, books.running, books.ending, books.blocked, books.waiting):
+    for kept in (books.theirs, books.ours, books.running, books.ending, books.blocked, books.waiting, books.rejected):
         assert not kept
     assert not books.decode_set.members and not books.prompts.requests
     hits = books.hits

@@ -7,7 +7,7 @@ import rig
 from scripted import InTurn, Scripted, everything
 
 from schedlab.framework.errors import PolicyError, PolicyStalled
-from schedlab.framework.policy import Aborted, Admitted, Arrived, Finished, Preempted, Progressed
+from schedlab.framework.policy import Aborted, Admitted, Arrived, Finished, Preempted, Progressed, Rejected
 
 PROMPT = list(range(2, 2 + 100))  # three whole blocks of 32, and four tokens
 
@@ -357,6 +357,33 @@ def test_abort_of_a_waiting_a_running_and_a_just_granted_request():
         assert run.streams["c"] == rig.stream_of(load[2])
         rig.assert_empty(run.scheduler)
         assert [e.request.request_id for e in policy.heard if isinstance(e, Aborted)] == ["d", "a", "b"]
+
+
+def test_what_a_policy_rejects_ends_with_an_error_for_its_client():
+    def shed(step):
+        for request in list(step.waiting)[2:]:
+            step.reject(request, "late")
+        for request in list(step.waiting)[:2]:
+            step.grant(request)
+        step.grant_decodes()
+
+    for is_async in (False, True):
+        policy, load = Scripted(shed), [asked(n) for n in "abcd"]
+        run = run_of(policy, *load, is_async=is_async)
+        run.to_end()
+        assert {name: run.reasons[name] for name in "cd"} == {"c": "error", "d": "error"}
+        assert run.streams["a"] == rig.stream_of(load[0]) and not run.streams["d"]
+        rig.assert_empty(run.scheduler)
+        turned_away = [event.request for event in policy.heard if isinstance(event, Rejected)]
+        assert sorted((r.request_id, r.state, r.reason) for r in turned_away) == [
+            ("c", "rejected", "shed:late"), ("d", "rejected", "shed:late"),
+        ]  # fmt: skip
+
+
+def test_a_step_may_do_nothing_but_reject():
+    run = run_of(Scripted(lambda step: [step.reject(r) for r in step.waiting]), asked("a"), asked("b"))
+    run.to_end()
+    assert run.reasons == {"a": "error", "b": "error"}
 
 
 # ---- what a request brings along ----
