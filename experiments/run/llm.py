@@ -167,7 +167,10 @@ class LLM:
         return TextAnswer(index, request, prompt if isinstance(prompt, str) else None, stream)
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
-        if not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], Mapping)):
+        is_text = isinstance(prompt, str) or (
+            isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)
+        )
+        if not is_text:
             return self._checked(list(cast(Sequence[int], prompt)) if isinstance(prompt, Iterable) else [prompt])
         if self.tokenizer is None:
             raise ConfigError(
@@ -178,7 +181,7 @@ class LLM:
     def _checked(self, token_ids: list[Any]) -> list[int]:
         vocab_size = self._setup.executor.vocab_size
         for token in token_ids:
-            if not (isinstance(token, Integral) and 0 <= token < vocab_size):
+            if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
                 raise ConfigError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {token!r}")
         return [int(token) for token in token_ids]
 
