@@ -6,7 +6,7 @@ Shape letters: N grants, T tokens of all grants, S grants that emit a token, B b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -59,7 +59,6 @@ class Inputs:
         )  # fmt: skip
 
 
-@dataclass(slots=True)
 class Batch:
     """One step's work in grant order: `prefills[:decodes_at]`, then `decodes`, then the rest of `prefills`.
 
@@ -69,16 +68,34 @@ class Batch:
     of so many decode steps, each computing the token that the one before emitted; all blocks are in the tables.
     """
 
-    prefills: list[Prefill] = field(default_factory=list)
-    decodes: list[EngineRequest] = field(default_factory=list)
-    decodes_at: int = 0
-    prefill_tokens: int = 0
-    decode_context: int = 0
-    copies_out: list[tuple[int, int]] = field(default_factory=list)
-    copies_in: list[tuple[int, int]] = field(default_factory=list)
-    inputs: Inputs | None = None
-    steps: int = 1
-    decodes_all: bool = False
+    __slots__ = (
+        "copies_in", "copies_out", "decode_context", "decodes", "decodes_all", "decodes_at", "inputs",
+        "prefill_tokens", "prefills", "steps",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prefills: list[Prefill] | None = None,
+        decodes: list[EngineRequest] | None = None,
+        decodes_at: int = 0,
+        prefill_tokens: int = 0,
+        decode_context: int = 0,
+        copies_out: list[tuple[int, int]] | None = None,
+        copies_in: list[tuple[int, int]] | None = None,
+        inputs: Inputs | None = None,
+        steps: int = 1,
+        decodes_all: bool = False,
+    ) -> None:
+        self.prefills = prefills or []
+        self.decodes = decodes or []
+        self.decodes_at = decodes_at
+        self.prefill_tokens = prefill_tokens
+        self.decode_context = decode_context
+        self.copies_out = copies_out or []
+        self.copies_in = copies_in or []
+        self.inputs = inputs
+        self.steps = steps
+        self.decodes_all = decodes_all
 
     def requests(self) -> list[EngineRequest]:
         """The batch's requests in batch order."""

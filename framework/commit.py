@@ -53,7 +53,10 @@ class Commit:
             self.move(decision)
         if decision.rejected:
             self.turn_away(decision, now)
-        ended = (self._progress_without_failed if result.failed else self._progress)(batch, result, now)
+        if result.failed:
+            ended = self._progress_without_failed(batch, result, now)
+        else:
+            ended = self._progress(batch, result, now)
         for request, state in ended:
             self.finish(request, state, now)
 
@@ -61,7 +64,8 @@ class Commit:
         """What the requests that did not fail computed stands; those that failed end with their reason."""
         place = {request: i for i, request in enumerate(batch.requests())}
         failed = {request: result.failed[i] for request, i in place.items() if i in result.failed}
-        ended = self._progress(*_survivors(batch, result, failed), now)
+        others, theirs = _survivors(batch, result, failed)
+        ended = self._progress(others, theirs, now)
         for request, reason in failed.items():
             request.reason = reason
             ended.append((request, "failed"))
@@ -109,7 +113,7 @@ class Commit:
                 self._advance_only(decoded, now)
         ended = [p.request for p in batch.prefills if p.request not in split and self._compute(p, now)]
         if self.observe is not None:
-            prefills = tuple((prefill.request, prefill.tokens) for prefill in batch.prefills)
+            prefills = tuple([(prefill.request, prefill.tokens) for prefill in batch.prefills])
             self.observe(Progressed(prefills, tuple(batch.decodes), batch.steps))
         if result.tokens is None:
             return self._ended_by_length(batch, ended)

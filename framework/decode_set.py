@@ -117,7 +117,7 @@ class DecodeSet(DecodeClock):
         finished: dict[EngineRequest, None] = {}  # who left and came back within a tick is in the heap twice
         while (tick := self.next_finish()) is not None and tick <= self.tick:
             finished[heappop(self._finishes)[2]] = None
-        return sorted(finished, key=_by_admission)
+        return sorted(finished, key=_by_admission) if len(finished) > 1 else list(finished)
 
     def _place(self, request: EngineRequest) -> None:
         self.buckets[-request._base_computed % self.block_size][request] = None

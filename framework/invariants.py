@@ -50,6 +50,13 @@ def audit(ledger: Ledger) -> None:
     _audit_hits(ledger, present)
 
 
+def num_entries(ledger: Ledger) -> int:
+    """How much `audit` has to look at, in units of about a microsecond; whole arrays go faster by far."""
+    cache, requests = ledger.cache, [*ledger.running, *ledger.waiting]
+    blocks = cache.pool.num_blocks + sum([len(request.block_table) for request in ledger.running])
+    return len(cache.index) + sum([len(request.chain.keys) + 4 for request in requests]) + blocks // 8
+
+
 def _audit_places(ledger: Ledger) -> None:
     waiting, running = ledger.waiting, list(ledger.running)
     assert _ascending(map(_ORDER, waiting)), "waiting is not in arrival order"

@@ -7,6 +7,7 @@ and the whole stretch is one row of the log.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol
@@ -18,6 +19,9 @@ from schedlab.framework.executor import Executor
 from schedlab.framework.journal import Journal, Stretch
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.step import Decision
+
+FAR = 1 << 62
+"""What neither a run's nanoseconds nor a step's in fixed point reach: where the core is compiled, both are 64 bits."""
 
 
 class StandingCost(Protocol):
@@ -119,8 +123,10 @@ class Jump:
         context = stretch.context + n * stretch.steps
         first, last = tick, self._last_tick(cost, context, n, stretch.bound)
         growth, shift, scaled = cost.slope * n, cost.shift, cost.base + cost.slope * context
-        free, spare, free_block_ns = cache.num_free, len(pool), 0
-        while tick < last and now < stop_ns:
+        assert cost.base + cost.slope * (context + n * (last - tick)) < FAR, "a step of more than an hour"
+        stop = FAR if stop_ns == math.inf else math.ceil(stop_ns)
+        free, spare, since, free_block_ns = cache.num_free, len(pool), now, 0
+        while tick < last and now < stop:
             needing = buckets[tick % size]
             if needing:
                 need = len(needing)
@@ -133,17 +139,19 @@ class Jump:
                 else:
                     ledger.grow(needing)
                     spare = len(pool)
+                elapsed, since = now - since, now
+                free_block_ns += elapsed * free
                 free -= need
             duration = scaled >> shift
             gaps.append(duration)
             now += duration
-            free_block_ns += duration * free
             scaled += growth
             tick += 1
         decode_set.tick = tick
         stretch.steps += tick - first
         stretch.end_ns, stretch.free_min = now, free
-        stretch.free_block_ns += free_block_ns
+        elapsed = now - since
+        stretch.free_block_ns += free_block_ns + elapsed * free
 
     def _last_tick(self, cost: StandingCost, context: int, growth: int, bound: str | None) -> int:
         """The tick at which a member finishes, or an earlier one from which on another resource than `bound` limits."""
@@ -151,5 +159,9 @@ class Jump:
         assert finish is not None
         if cost.bound(context + growth * (finish - tick)) == bound:
             return finish
-        steps = range(finish - tick)
-        return tick + bisect_left(steps, 1, key=lambda k: cost.bound(context + growth * k) != bound)
+        return tick + _alike(cost, context, growth, finish - tick, bound)
+
+
+def _alike(cost: StandingCost, context: int, growth: int, steps: int, bound: str | None) -> int:
+    """How many of `steps` steps `bound` limits, before another resource does."""
+    return bisect_left(range(steps), 1, key=lambda k: cost.bound(context + growth * k) != bound)

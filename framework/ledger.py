@@ -7,7 +7,6 @@ nothing of policies, time or executors.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from operator import attrgetter
 
 from schedlab.framework.block_pool import NOBODY, AdjacentPool, BlockPool, HostPool
 from schedlab.framework.books import Books, PreemptMode, Quote
@@ -16,8 +15,6 @@ from schedlab.framework.eviction import Eviction
 from schedlab.framework.ordered_requests import OrderedRequests, QueueView
 from schedlab.framework.prefix_cache import PrefixCache
 from schedlab.framework.request import NOT_DECODING, EngineRequest, Request
-
-_TABLE = attrgetter("block_table")
 
 
 class Ledger(Books):
@@ -147,7 +144,7 @@ class Ledger(Books):
 
     def grow(self, requests: Collection[EngineRequest]) -> None:
         self.cache.make_free(len(requests))
-        self.pool.grow([*map(_TABLE, requests)])
+        self.pool.grow([request.block_table for request in requests])
 
     def extend(self, request: EngineRequest, quote: Quote, tokens: int) -> None:
         need = quote.blocks(tokens)

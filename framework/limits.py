@@ -19,7 +19,8 @@ class EngineConfig:
     `num_blocks`: KV blocks on the device. `swap_space_gib`: host memory for swapped requests. `watermark`: share of the
     blocks that an admission leaves free, if anybody runs. `eviction`: which cached block goes first when blocks are
     short. `fast_forward` and `honour_holds` change how a standing decision is executed, never what is decided.
-    `audit_every`: boundaries between full audits of the books. `max_chained_steps`: decode steps of a held decision
+    `audit_every`: boundaries between full audits of the books; above 1, more of them where the books are large, so that
+    audits take little of a run. `max_chained_steps`: decode steps of a held decision
     that run back to back, as one boundary: arrivals and aborts wait for its end, and its tokens become visible there
     together. `max_num_waiting_reqs`, `max_num_queued_reqs` (waiting and running) and `max_num_queued_tokens` (prompt
     tokens still to compute): who arrives beyond is rejected.

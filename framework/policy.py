@@ -5,9 +5,10 @@ Knows the shape of a policy; knows no policy. The verbs are in step.py.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedlab.framework.errors import ConfigError
 
@@ -82,10 +83,18 @@ class Policy:
     needs_prediction: ClassVar[bool] = False
     """Set when decisions read `predicted_output_tokens`; a run without a predictor is then refused at its start."""
 
-    unbounded: ClassVar[Mapping[str, str]] = {}
+    no_bound_on: ClassVar[Mapping[str, str]] = {}
     """What a steady load may put off for ever by design, each with why; the conformance kit then reports it and fails
-    nobody. Keys: `waiting` (the end of a request that others overtake) and `gap` (the next token of one that decodes).
+    nobody. Keys: `waiting` (the end of a request that others overtake) and `inter_token_latency` (the next token of one
+    that decodes).
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "unbounded" in cls.__dict__:
+            warnings.warn(f"{cls.__name__}.unbounded is called no_bound_on", DeprecationWarning, stacklevel=2)
+            old: Mapping[str, str] = cls.__dict__["unbounded"]
+            cls.no_bound_on = {"inter_token_latency" if key == "gap" else key: why for key, why in old.items()}
 
     def schedule(self, step: Step) -> None:
         """Say what this step computes by calling verbs on `step`; `step` is dead when this returns."""

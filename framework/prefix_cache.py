@@ -327,7 +327,7 @@ class PrefixCache:
     def take_changed(self) -> list[EngineRequest]:
         """Waiting requests whose hit changed since the last call, new ones included, in arrival order."""
         self._refresh_stale()
-        changed = sorted(self._changed, key=lambda request: request.order)
+        changed = sorted(self._changed, key=_by_order)
         self._changed.clear()
         return changed
 
@@ -378,6 +378,10 @@ class PrefixCache:
             return 0
         group = _group_of(request.chain, hit - 1)
         return hit - _bounds(request.chain, group)[0] if request.chain.keys[group] == key else 0
+
+
+def _by_order(request: EngineRequest) -> int:
+    return request.order
 
 
 def _group_of(chain: Chain, block: int) -> int:

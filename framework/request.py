@@ -1,16 +1,15 @@
 """Requests: what a policy may read, and the engine's side of the same object.
 
 `Request` is the policy's view and is read-only. `EngineRequest` adds what only the engine may know (the recorded
-output length, the content of the prompt, the block table). Knows nothing of queues, pools or time beyond its stamps.
-Times are integer nanoseconds on the engine's clock; properties ending in `_s` are seconds.
+output length, the content of the prompt, the block table). Times are integer nanoseconds on the engine's clock;
+properties ending in `_s` are seconds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from schedlab.framework.content import NO_IDENTITY, Content
 from schedlab.framework.errors import ConfigError
@@ -97,7 +96,7 @@ class DecodeClock:
 
 
 NOT_DECODING = DecodeClock()
-"""The cadence of every request that is not decoding in step with others; it never ticks."""
+"""The clock of every request that is not decoding in step with others; it never ticks."""
 
 
 def _seconds(ns: int | None) -> float | None:
@@ -105,7 +104,11 @@ def _seconds(ns: int | None) -> float | None:
 
 
 class Request:
-    """One request as a policy sees it. Underscored slots are the engine's to write."""
+    """One request as a policy sees it. Underscored slots are the engine's to write.
+
+    While it decodes in step with others, `_base_tokens` and `_base_computed` are its lengths *minus* the tick of
+    `_clock`: what reads one of them alone must add the tick. The clock of all others stands at 0.
+    """
 
     __slots__ = (
         "_arrival_ns", "_base_computed", "_base_tokens", "_client", "_clock", "_deadline_ns", "_depth",
@@ -113,62 +116,87 @@ class Request:
         "_program", "_request_id", "_session", "_slo", "_state",
     )  # fmt: skip
 
-    _request_id: str
-    _arrival_ns: int
-    _client: str
-    _priority: int
-    _deadline_ns: int | None
-    _session: str | None
-    _program: str | None
-    _depth: int
-    _num_prompt_tokens: int
-    _max_tokens: int
-    _predicted: int | None
-    _slo: SLO | None
-    _state: State
-    _num_preemptions: int
-    _first_token_ns: int | None
-    _base_tokens: int
-    _base_computed: int
-    _clock: DecodeClock
+    def __init__(
+        self,
+        request_id: str,
+        arrival_ns: int,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        client: str,
+        priority: int,
+        deadline_ns: int | None,
+        session: str | None,
+        slo: SLO | None,
+    ) -> None:
+        self._request_id = request_id
+        self._arrival_ns = arrival_ns
+        self._client = client
+        self._priority = priority
+        self._deadline_ns = deadline_ns
+        self._session = session
+        self._program: str | None = None
+        self._depth = 0
+        self._num_prompt_tokens = num_prompt_tokens
+        self._max_tokens = -1 if max_tokens is None else max_tokens
+        self._predicted: int | None = None
+        self._slo = slo
+        self._state: State = "waiting"
+        self._num_preemptions = 0
+        self._first_token_ns: int | None = None
+        self._base_tokens = num_prompt_tokens
+        self._base_computed = 0
+        self._clock = NOT_DECODING
 
-    if TYPE_CHECKING:
+    @property
+    def request_id(self) -> str:
+        """Unique name, as in the trace or the row number."""
+        return self._request_id
 
-        @property
-        def request_id(self) -> str: ...
-        @property
-        def client(self) -> str: ...
-        @property
-        def priority(self) -> int: ...
-        @property
-        def session(self) -> str | None: ...
-        @property
-        def depth(self) -> int: ...
-        @property
-        def num_prompt_tokens(self) -> int: ...
-        @property
-        def max_tokens(self) -> int: ...
-        @property
-        def predicted_output_tokens(self) -> int | None: ...
-        @property
-        def slo(self) -> SLO | None: ...
-        @property
-        def state(self) -> State: ...
-        @property
-        def num_preemptions(self) -> int: ...
+    @property
+    def client(self) -> str:
+        """Who sent it; fairness is counted per client."""
+        return self._client
 
-    else:  # attrgetter properties run at C speed, and policies read these in inner loops
-        request_id = property(attrgetter("_request_id"), doc="Unique name, as in the trace or the row number.")
-        client = property(attrgetter("_client"), doc="Who sent it; fairness is counted per client.")
-        priority = property(attrgetter("_priority"), doc="Larger is more urgent.")
-        session = property(attrgetter("_session"), doc="The conversation it belongs to, or None.")
-        depth = property(attrgetter("_depth"), doc="Requests on the longest chain of its program that ended before it.")
-        num_prompt_tokens = property(attrgetter("_num_prompt_tokens"))
-        max_tokens = property(attrgetter("_max_tokens"), doc="Cap on the output; never the recorded length.")
-        predicted_output_tokens = property(attrgetter("_predicted"), doc="From the configured predictor, or None.")
-        slo = property(attrgetter("_slo"))
-        state = property(attrgetter("_state"))
-        num_preemptions = property(attrgetter("_num_preemptions"))
+    @property
+    def priority(self) -> int:
+        """Larger is more urgent."""
+        return self._priority
+
+    @property
+    def session(self) -> str | None:
+        """The conversation it belongs to, or None."""
+        return self._session
+
+    @property
+    def depth(self) -> int:
+        """Requests on the longest chain of its program that ended before it."""
+        return self._depth
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._num_prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Cap on the output; never the recorded length."""
+        return self._max_tokens
+
+    @property
+    def predicted_output_tokens(self) -> int | None:
+        """From the configured predictor, or None."""
+        return self._predicted
+
+    @property
+    def slo(self) -> SLO | None:
+        return self._slo
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._num_preemptions
 
     @property
     def program(self) -> str | None:
@@ -245,24 +273,9 @@ class EngineRequest(Request):
         visible_ns: int | None = None,
         delivery_ns: int = 0,
     ) -> None:
-        self._request_id = request_id
-        self._arrival_ns = arrival_ns
-        self._client = client
-        self._priority = priority
-        self._deadline_ns = deadline_ns
-        self._session = session
-        self._program = None
-        self._depth = 0
-        self._num_prompt_tokens = num_prompt_tokens
-        self._max_tokens = -1 if max_tokens is None else max_tokens
-        self._predicted = None
-        self._slo = slo
-        self._state = "waiting"
-        self._num_preemptions = 0
-        self._first_token_ns = None
-        self._base_tokens = num_prompt_tokens
-        self._base_computed = 0
-        self._clock = NOT_DECODING
+        super().__init__(
+            request_id, arrival_ns, num_prompt_tokens, max_tokens, client, priority, deadline_ns, session, slo
+        )
         self.content = content
         self.recorded_output_tokens = recorded_output_tokens
         self.abort_ns = abort_ns

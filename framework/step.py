@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from schedlab.framework.batch import Prefill
 from schedlab.framework.books import Books, PreemptMode, Quote
@@ -71,8 +70,8 @@ class Step:
     """One engine iteration, while it is being decided."""
 
     __slots__ = (
-        "_books", "_budget", "_changed", "_decision", "_decode_set", "_decoding", "_index", "_open", "_policy",
-        "_prefilling", "_quote", "_quoted", "_running", "_waiting",
+        "_books", "_budget", "_changed", "_closed", "_decision", "_decode_set", "_decoding", "_index", "_open",
+        "_policy", "_prefilling", "_quote", "_quoted", "_running", "_waiting",
     )  # fmt: skip
 
     def __init__(self, books: Books, policy: str, index: int, now_ns: int, token_budget: int) -> None:
@@ -82,6 +81,7 @@ class Step:
         self._index = index
         self._budget = token_budget
         self._decision = Decision(now_ns)
+        self._closed = False
         self._open = True  # further decodes may still join the one run of decodes of the batch
         self._quoted: EngineRequest | None = None  # whose quote holds: policies ask, and then grant
         self._quote: Quote | None = None
@@ -94,32 +94,43 @@ class Step:
     @property
     def now(self) -> float:
         """Seconds on the engine's clock, a policy's only source of time."""
+        if self._closed:
+            self._is_over("now")
         return self._decision.now_ns / NS
 
-    if TYPE_CHECKING:
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Those that do not run, in arrival order, preempted ones included."""
+        if self._closed:
+            self._is_over("waiting")
+        return self._waiting
 
-        @property
-        def waiting(self) -> Sequence[Request]: ...
-        @property
-        def prefilling(self) -> Sequence[Request]: ...
-        @property
-        def decoding(self) -> Sequence[Request]: ...
-        @property
-        def token_budget(self) -> int: ...
+    @property
+    def prefilling(self) -> Sequence[Request]:
+        """Those of `running` that are not in `decoding`."""
+        if self._closed:
+            self._is_over("prefilling")
+        return self._prefilling
 
-    else:  # attrgetter properties run at C speed, and every policy reads these in every step
-        waiting = property(
-            attrgetter("_waiting"), doc="Those that do not run, in arrival order, preempted ones included."
-        )
-        prefilling = property(attrgetter("_prefilling"), doc="Those of `running` that are not in `decoding`.")
-        decoding = property(
-            attrgetter("_decoding"), doc="Those of `running` that need exactly one token and have emitted one."
-        )
-        token_budget = property(attrgetter("_budget"), doc="Tokens that this step may still grant.")
+    @property
+    def decoding(self) -> Sequence[Request]:
+        """Those of `running` that need exactly one token and have emitted one."""
+        if self._closed:
+            self._is_over("decoding")
+        return self._decoding
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that this step may still grant."""
+        if self._closed:
+            self._is_over("token_budget")
+        return self._budget
 
     @property
     def running(self) -> Sequence[Request]:
         """Requests that hold a slot, in admission order, as of the start of the step."""
+        if self._closed:
+            self._is_over("running")
         if self._running is None:
             self._running = self._books.running_view()
         return self._running
@@ -127,11 +138,15 @@ class Step:
     @property
     def free_slots(self) -> int:
         """Sequences that may still be admitted."""
+        if self._closed:
+            self._is_over("free_slots")
         return self._books.num_free_slots
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that can be had now: free and cached-unowned ones."""
+        if self._closed:
+            self._is_over("free_blocks")
         return self._books.num_free_blocks
 
     @property
@@ -139,6 +154,8 @@ class Step:
         """Waiting requests whose `cached_tokens` changed since this was last read, new ones included, in arrival
         order.
         """
+        if self._closed:
+            self._is_over("cache_changed")
         if self._changed is None:
             self._changed = tuple(self._books.take_changed())
         return self._changed
@@ -146,24 +163,34 @@ class Step:
     @property
     def watermark_blocks(self) -> int:
         """Blocks that an admission leaves free, as long as anybody runs (`engine.watermark`)."""
+        if self._closed:
+            self._is_over("watermark_blocks")
         return self._books.reserved_blocks
 
     def cached_tokens(self, request: Request) -> int:
         """The position from which a grant would compute now; true when read, a later grant may evict it."""
+        if self._closed:
+            self._is_over("cached_tokens")
         req: EngineRequest = request  # type: ignore[assignment]
         granted = self._decision.admitted.get(req)
         return self._books.start_of(req) if granted is None else granted
 
     def pending_tokens(self, request: Request) -> int:
         """Tokens beyond `cached_tokens` that running or just granted requests are computing and will publish."""
+        if self._closed:
+            self._is_over("pending_tokens")
         return self._books.pending_blocks(_own(request)) * self._books.block_size
 
     def blocks_needed(self, request: Request, tokens: int) -> int:
         """By how much `free_blocks` would fall if `request` were granted `tokens`."""
+        if self._closed:
+            self._is_over("blocks_needed")
         return max(self._quote_for(_own(request)).blocks(tokens), 0)
 
     def fits(self, request: Request) -> int:
         """The largest grant possible now, in tokens; 0 when none is."""
+        if self._closed:
+            self._is_over("fits")
         req, books = _own(request), self._books
         if req.step == self._index or self._granted_in_bulk(req) or req._state not in SERVABLE:
             return 0
@@ -183,6 +210,8 @@ class Step:
         A waiting request is admitted and adopts its cached prefix. Raises PolicyError for a second grant, a request
         that was preempted in this step, or one that is neither waiting nor running.
         """
+        if self._closed:
+            self._is_over("grant")
         req: EngineRequest = request  # type: ignore[assignment]
         index = self._index
         if req.step == index:
@@ -208,6 +237,8 @@ class Step:
         Never preempts. If budget or blocks do not suffice for all, they are given in order, one by one. Who was granted
         in this step already, alone or in bulk, would be granted again: a PolicyError, as with `grant`.
         """
+        if self._closed:
+            self._is_over("grant_decodes")
         if requests is not None:
             return [request for request in requests if not self.grant(self._decoding_only(request))]
         decode_set, decision = self._decode_set, self._decision
@@ -233,6 +264,8 @@ class Step:
 
         `swap` keeps its keys and values on the host; if the host pool is full, it becomes a counted `recompute`.
         """
+        if self._closed:
+            self._is_over("preempt")
         req, books = _own(request), self._books
         if mode not in ("recompute", "swap"):
             self._fail(f"preempt takes recompute or swap, found {mode!r}", req)
@@ -257,6 +290,8 @@ class Step:
 
         A step may do nothing else: it then takes no time, and the policy is asked again. Not together with `hold`.
         """
+        if self._closed:
+            self._is_over("reject")
         req = _own(request)
         if req.step == self._index:
             self._fail("a request that this step granted, preempted or rejected cannot be rejected in it", req)
@@ -267,6 +302,8 @@ class Step:
 
     def idle_until(self, t: float = math.inf) -> None:
         """Grant nothing until `t` seconds, the next arrival or the next abort, whichever comes first."""
+        if self._closed:
+            self._is_over("idle_until")
         self._decision.idle_until_ns = t if math.isinf(t) else to_ns(t)
 
     def hold(self, until: float | None = None) -> None:
@@ -275,6 +312,8 @@ class Step:
 
         Legal only if this step grants one token to all of `decoding` and does nothing else.
         """
+        if self._closed:
+            self._is_over("hold")
         self._decision.hold_until_ns = math.inf if until is None or math.isinf(until) else to_ns(until)
 
     def close(self) -> Decision:
@@ -282,7 +321,7 @@ class Step:
         decision, members = self._decision, self._decode_set.members
         if members and not decision.decodes_all:
             decision.decodes_all = decision.decodes == members
-        self.__class__ = DeadStep
+        self._closed = True
         return decision
 
     # -- how the verbs do it --
@@ -387,20 +426,11 @@ class Step:
         rule = "a second grant in one step" if granted else f"was {lost} in this step and cannot be granted in it"
         self._fail(rule, req)
 
+    def _is_over(self, name: str) -> None:
+        raise PolicyError(self._policy, f"used step.{name} after its schedule returned")
+
     def _fail(self, rule: str, request: Request | None = None) -> None:
         raise PolicyError(self._policy, rule, request.request_id if request is not None else None)
-
-
-class DeadStep(Step):
-    """What a step turns into when `schedule` has returned, so that a live step need not ask whether it lives."""
-
-    __slots__ = ()
-
-    def __getattribute__(self, name: str) -> object:
-        if name in ("__class__", "__repr__"):
-            return object.__getattribute__(self, name)
-        policy: str = object.__getattribute__(self, "_policy")
-        raise PolicyError(policy, f"used step.{name} after its schedule returned")
 
 
 def _own(request: Request) -> EngineRequest:

@@ -5,16 +5,27 @@ They know only what a policy may see. None of them idles or holds: that is the p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, Step
 from schedlab.policies.preemption import Mode, preempt
 from schedlab.policies.ranking import may_be_admitted
 from schedlab.policies.victims import Rank, Victims, newest
+
+_RENAMED = {"make_room": "grant_with_preemption", "make_way": "preempt_to_admit", "admits": "can_admit"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the last version, for policies that still use them."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.{name} is called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]
 
 
 def check_chunk(tokens: int) -> None:
@@ -23,7 +34,7 @@ def check_chunk(tokens: int) -> None:
         raise ValueError(f"policy.chunk_size: expected at least 1 token, found {tokens}")
 
 
-def make_room(
+def grant_with_preemption(
     step: Step,
     request: Request,
     victims: Iterable[Request],
@@ -52,7 +63,7 @@ def decode_all(step: Step, mode: Mode = "recompute", limit: int | None = None, v
     for request in refused:
         if request.state != "running" or step.token_budget == 0:
             continue
-        if not make_room(step, request, victims(step, request), mode=mode):
+        if not grant_with_preemption(step, request, victims(step, request), mode=mode):
             preempt(step, request, mode)
     return not refused and not limited
 
@@ -69,7 +80,7 @@ def fits_whole(step: Step, request: Request, spare_blocks: int = 0) -> bool:
     is preempted again before it is done. With nothing running, `spare_blocks` is waived. The engine's own watermark
     counts as well.
     """
-    needed = step.blocks_needed(request, request.num_tokens - step.cached_tokens(request))
+    needed = step.blocks_needed(request, remaining(step, request))
     spare = step.watermark_blocks
     if spare_blocks and step.running:
         spare = max(spare, spare_blocks)
@@ -108,7 +119,7 @@ def continue_prefills(
 def continue_prefill(step: Step, request: Request, room: int, mode: Mode, victims: Victims) -> int:
     """Up to `room` tokens to one running prompt: what fits or, if nothing does, what `victims` make room for."""
     fits = min(step.fits(request), room) or room
-    return make_room(step, request, _when_needed(victims, step, request), fits, mode).tokens
+    return grant_with_preemption(step, request, _when_needed(victims, step, request), fits, mode).tokens
 
 
 def _when_needed(victims: Victims, step: Step, request: Request) -> Iterator[Request]:
@@ -153,7 +164,7 @@ def admit_limited(step: Step, order: Iterable[Request], room: int, limits: Promp
     return granted
 
 
-def admits(step: Step, request: Request) -> bool:
+def can_admit(step: Step, request: Request) -> bool:
     """Whether the waiting `request` could be admitted now, budget aside."""
     return bool(step.free_slots) and fits_whole(step, request)
 
@@ -163,7 +174,7 @@ def nobody_fits(step: Step) -> bool:
 
     Then a decision to decode may stand, although ranks move with time: until somebody finishes, memory only gets less.
     """
-    return not any(admits(step, request) for request in step.waiting)
+    return not any(can_admit(step, request) for request in step.waiting)
 
 
 def chunked_step(
@@ -212,7 +223,7 @@ def ranked_step(
             admitting = admitting and bool(step.fits(request))
             left -= continue_prefill(step, request, left, mode, victims)
         elif admitting and may_be_admitted(step, request):
-            admitting = admits(step, request)
+            admitting = can_admit(step, request)
             if admitting:
                 left -= step.grant(request, left).tokens
     return undisturbed and left == room
@@ -238,17 +249,17 @@ def _worst_case(request: Request) -> int:
     return request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
 
 
-def make_way(step: Step, head: Request, victims: Victims, mode: Mode = "recompute") -> bool:
+def preempt_to_admit(step: Step, head: Request, victims: Victims, mode: Mode = "recompute") -> bool:
     """While `head` cannot be admitted, preempt the next of `victims`, running requests that it may displace.
 
     To be called before anything is granted. Returns whether anybody was preempted.
     """
-    if admits(step, head):
+    if can_admit(step, head):
         return False
     preempted = False
     for victim in victims(step, head):
         preempt(step, victim, mode)
         preempted = True
-        if admits(step, head):
+        if can_admit(step, head):
             break
     return preempted

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedlab.framework.step import Step
-from schedlab.policies.common import admits, continue_prefills, decode_all, remaining
+from schedlab.policies.common import can_admit, continue_prefills, decode_all, remaining
 from schedlab.policies.preemption import ChoosingVictims
 
 
@@ -23,7 +23,9 @@ class FCFS(ChoosingVictims):
     unbounded while prompts keep arriving.
     """
 
-    unbounded: ClassVar[Mapping[str, str]] = {"gap": "prompts come first, for as long as they keep arriving"}
+    no_bound_on: ClassVar[Mapping[str, str]] = {
+        "inter_token_latency": "prompts come first, for as long as they keep arriving"
+    }
 
     def schedule(self, step: Step) -> None:
         if step.prefilling and continue_prefills(step, step.token_budget, self.mode, self.victim):
@@ -37,7 +39,7 @@ class FCFS(ChoosingVictims):
         budget = step.token_budget
         for request in step.waiting:
             split = step.token_budget < min(remaining(step, request), budget)  # though it would fit a step of its own
-            if split or not admits(step, request):
+            if split or not can_admit(step, request):
                 break
             step.grant(request)
         return step.token_budget < budget

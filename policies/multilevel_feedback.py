@@ -14,7 +14,7 @@ from typing import Literal
 
 from schedlab.framework.request import Request
 from schedlab.framework.step import Step
-from schedlab.policies.common import check_chunk, make_way, ranked_step
+from schedlab.policies.common import check_chunk, preempt_to_admit, ranked_step
 from schedlab.policies.preemption import Preempting
 from schedlab.policies.ranking import RankBy, RankedQueue, overdue_first
 from schedlab.policies.victims import strictly_worse, worst_of
@@ -63,7 +63,7 @@ class MultilevelFeedback(Preempting):
             return level(request), request.arrival_s
 
         head = next(self._highest_first(step), None)
-        disturbed = head is not None and make_way(step, head, partial(strictly_worse, rank=level), self.mode)
+        disturbed = head is not None and preempt_to_admit(step, head, partial(strictly_worse, rank=level), self.mode)
         waiting = self._highest_first(step)
         alone = ranked_step(step, waiting, rank, self.chunk_size, self.mode, worst_of(level))
         if alone and not disturbed and not step.waiting:  # who may displace whom changes with every token

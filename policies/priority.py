@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from schedlab.framework.request import Request
 from schedlab.framework.step import Step
-from schedlab.policies.common import check_chunk, make_way, ranked_step
+from schedlab.policies.common import check_chunk, preempt_to_admit, ranked_step
 from schedlab.policies.preemption import Preempting
 from schedlab.policies.ranking import RankBy, RankedQueue
 from schedlab.policies.victims import strictly_worse, worst_of
@@ -38,7 +38,9 @@ class Priority(Preempting):
     Lower priorities starve for as long as higher ones keep coming: that is what a priority is.
     """
 
-    unbounded: ClassVar[Mapping[str, str]] = {"waiting": "lower priorities wait for as long as higher ones keep coming"}
+    no_bound_on: ClassVar[Mapping[str, str]] = {
+        "waiting": "lower priorities wait for as long as higher ones keep coming"
+    }
 
     chunk_size: int = 512
     preempt_running: bool = True
@@ -51,7 +53,7 @@ class Priority(Preempting):
 
     def schedule(self, step: Step) -> None:
         head = next(self._queue.best_first(step), None) if self.preempt_running else None
-        disturbed = head is not None and make_way(step, head, partial(strictly_worse, rank=class_of), self.mode)
+        disturbed = head is not None and preempt_to_admit(step, head, partial(strictly_worse, rank=class_of), self.mode)
         waiting = self._queue.best_first(step)
         alone = ranked_step(step, waiting, urgency, self.chunk_size, self.mode, worst_of(class_of))
         # a head that fitted until these decodes took their blocks would displace somebody if it were asked again

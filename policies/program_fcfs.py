@@ -23,7 +23,7 @@ from schedlab.policies.ranking import RankBy, RankedQueue
 class ProgramFCFS(ChoosingVictims):
     """Decodes first, then chunks; waiting requests by the first arrival of their program, then by their own."""
 
-    unbounded: ClassVar[Mapping[str, str]] = {"waiting": "programs that began earlier may go on for ever"}
+    no_bound_on: ClassVar[Mapping[str, str]] = {"waiting": "programs that began earlier may go on for ever"}
 
     chunk_size: int = 512
     _began: dict[tuple[bool, str], float] = field(default_factory=dict, init=False, repr=False)

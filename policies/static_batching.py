@@ -28,7 +28,7 @@ class StaticBatching(Preempting):
     replay reserves up to the model's limit. A request that no reservation can serve is a batch of its own.
     """
 
-    unbounded: ClassVar[Mapping[str, str]] = {"waiting": "a batch ends with the longest of its answers"}
+    no_bound_on: ClassVar[Mapping[str, str]] = {"waiting": "a batch ends with the longest of its answers"}
 
     batch_size: int = 32
     _batch: list[Request] = field(default_factory=list, init=False, repr=False)

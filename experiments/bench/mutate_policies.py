@@ -213,7 +213,8 @@ def policies_of(module: str) -> list[Make]:
 
 def modules(names: Sequence[str]) -> list[ModuleType]:
     """Modules of schedlab.policies by name; all that policies are made of when no name is given."""
-    targets = [option.target for option in options() if option.origin == "schedlab" and option.name != "custom"]
+    own = "schedlab.policies."
+    targets = [option.target for option in options() if option.origin == "schedlab" and option.target.startswith(own)]
     everything = [*dict.fromkeys(target.split(".")[2] for target in targets), *HELPERS]
     return [import_module(f"schedlab.policies.{name}") for name in names or everything]
 

@@ -47,7 +47,10 @@ def run_elsewhere(experiment: Portable, out: Path | None, progress: Quiet | None
         directory = Path(work) / "run" if out is None else out
         directory.mkdir(parents=True, exist_ok=True)
         _run(experiment, directory, Path(work), progress is not None and progress.shows)
-        return read_run(directory)
+        tables = read_run(directory)
+        if out is None and tables.result["record"] == "full":
+            _ = tables.requests, tables.steps, tables.decisions  # else they are read when asked for
+        return tables
 
 
 def _run(experiment: Portable, directory: Path, work: Path, shows: bool) -> None:

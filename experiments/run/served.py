@@ -87,7 +87,7 @@ class ServedJournal(Journal):
     def ended(self, request: EngineRequest, output_token_ids: list[int], now_ns: int) -> None:
         super().ended(request, [], now_ns)  # what was said is nobody's but its client's
         if request.state == "aborted":
-            self._ends[request.request_id] = {"abort_ns": max(now_ns - request._arrival_ns, 0)}
+            self._ends[request.request_id] = {"abort_ns": max(now_ns - request.arrival_ns, 0)}
         else:
             self._ends[request.request_id] = {"output_tokens": max(len(output_token_ids), 1)}
         self._num_left -= 1

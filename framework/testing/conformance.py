@@ -224,7 +224,7 @@ class Trial:
             self.say("cache", "pass" if compared else "untested", f"{compared} pairs of runs compared")
 
     def _bounded(self, name: str, found: Iterable[Wait | Violation]) -> None:
-        declared = self.subject.make().unbounded.get(name)
+        declared = self.subject.make().no_bound_on.get("inter_token_latency" if name == "gap" else name)
         bounds, seen = [], []
         for result in found:
             if isinstance(result, Wait):

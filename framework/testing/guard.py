@@ -39,12 +39,9 @@ class Guard(Policy):
         self._seen: list[str] = []
 
     def schedule(self, step: Step) -> None:
-        step.__class__ = GuardedStep
-        try:
-            with self._watched("schedule"):
-                self.policy.schedule(step)
-        finally:
-            object.__setattr__(step, "__class__", Step)
+        guarded: Any = GuardedStep(step)
+        with self._watched("schedule"):
+            self.policy.schedule(guarded)
 
     def observe(self, event: Event) -> None:
         with self._watched("observe"):
@@ -145,16 +142,22 @@ class GuardedRequest(EngineRequest, metaclass=GuardedKind):
         _write("request", self, name, value)
 
 
-class GuardedStep(Step):
-    """A step whose users outside of the engine may use what design and docstrings name, and set nothing."""
+class GuardedStep:
+    """Stands for a step; its users outside of the engine may use what design and docstrings name, and set nothing."""
 
-    __slots__ = ()
+    __slots__ = ("step",)
+
+    def __init__(self, step: Step) -> None:
+        object.__setattr__(self, "step", step)
 
     def __getattribute__(self, name: str) -> Any:
-        return _read("step", self, name, OF_A_STEP)
+        step = object.__getattribute__(self, "step")
+        if name not in OF_A_STEP and not name.startswith("__") and not _trusted(sys._getframe(1)):
+            raise Violation("inputs", f"read step.{name}, which is the engine's own")
+        return getattr(step, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _write("step", self, name, value)
+        raise Violation("inputs", f"set step.{name}")
 
 
 def reads_only_what_it_may(subject: Subject, case: Case) -> Outcome:

@@ -52,7 +52,9 @@ def test_the_same_run_and_the_same_folder_as_here(tmp_path):
     assert there.digest == here.digest and read_run(tmp_path / "there").status == "finished"
     for name in ("manifest.json", "engine.log", "requests.jsonl.*"):
         assert list((tmp_path / "there").glob(name))
-    assert experiment().run().digest == here.digest  # without a folder
+    without = experiment().run()
+    assert without.digest == here.digest and without.steps["now_ns"].tolist() == here.steps["now_ns"].tolist()
+    assert without.requests["request_id"] == here.requests["request_id"] and len(without.decisions["index"])
 
 
 def test_a_fault_of_the_user_comes_back_as_its_line(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from schedlab import core
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import PolicyError
@@ -24,6 +25,10 @@ from schedlab.framework.testing.executors import JumpingExecutor, ScriptedExecut
 from schedlab.framework.testing.harness import TINY, Outcome, Spec, check_streams
 
 __all__ = ["JumpingExecutor", "ScriptedExecutor"]
+
+interpreted_only = pytest.mark.skipif(
+    core.mode() == "native", reason="nothing of a compiled class can be replaced: test_interpreted.py runs it"
+)
 
 MS = 1_000_000
 PART = settings(max_examples=settings.default.max_examples // 4)
@@ -206,8 +211,8 @@ def books(engine: Engine) -> dict[str, Any]:
         "hits": hits,
         "free": list(ledger.pool.free),
         "unowned": cache.num_unowned,
-        "evictable": [(run.key, list(run.blocks), list(run.held)) for run in cache.lru],
-        "index": {key: (list(run.blocks), list(run.held)) for key, run in cache.index.items()},
+        "evictable": [(run.key, list(run.blocks), list(run.owner_lengths)) for run in cache.lru],
+        "index": {key: (list(run.blocks), list(run.owner_lengths)) for key, run in cache.index.items()},
         "computing": dict(cache.computing),
         "changed": ids(cache._changed),
         "host": list(ledger.host.free),

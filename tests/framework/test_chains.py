@@ -7,7 +7,7 @@ import pytest
 from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import MS, JumpingExecutor, Script, ScriptedExecutor, grants, lab
+from scripted import MS, JumpingExecutor, Script, ScriptedExecutor, grants, interpreted_only, lab
 
 from schedlab.framework import chain
 from schedlab.framework.errors import ConfigError
@@ -196,6 +196,7 @@ MUTANTS = {
 }
 
 
+@interpreted_only
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_chain_that_ignores_a_rule_is_found_out(mutant, monkeypatch):
     module, name, make = MUTANTS[mutant]

@@ -10,7 +10,7 @@ import pytest
 from four import ALL
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import HOST_BLOCK_GIB, MS, PART, JumpingExecutor, Script, grants, lab
+from scripted import HOST_BLOCK_GIB, MS, PART, JumpingExecutor, Script, grants, interpreted_only, lab
 
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
@@ -202,6 +202,7 @@ MUTANTS = {
 }
 
 
+@interpreted_only
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_jump_that_ignores_a_stop_is_found_out(mutant, steps, monkeypatch):

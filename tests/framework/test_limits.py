@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import lab
 
+from schedlab.framework import invariants
 from schedlab.framework.content import UniqueContent
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.limits import EngineConfig, ending, never_fits, set_limits, tokens_served
 from schedlab.framework.request import EngineRequest
+from schedlab.framework.testing.harness import Spec
+from schedlab.policies.fcfs import FCFS
 
 BASE = EngineConfig(num_blocks=10, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16, block_size=4)
 
@@ -102,3 +106,19 @@ def test_a_key_out_of_range_is_named(key, value):
 
 def test_the_pool_holds_blocks_times_their_size():
     assert BASE.pool_tokens == 40
+
+
+def test_audits_are_as_far_apart_as_the_books_are_large(monkeypatch):
+    """Every boundary if that is wanted; else never nearer than configured, and one boundary an entry apart."""
+    audited, real = [], invariants.audit
+    monkeypatch.setattr(invariants, "audit", lambda ledger: (audited.append(1), real(ledger)))
+    trace = [Spec(f"r{i}", 0, 20, 200, ids=(i, i + 1, i + 2)) for i in range(3)]
+    counts = {}
+    for every, blocks in ((1, 200), (5, 200), (5, 4000)):
+        audited.clear()
+        made = lab(FCFS(), trace, num_blocks=blocks, audit_every=every, honour_holds=False)
+        made.engine.run()
+        counts[every, blocks] = len(audited), made.engine._boundaries
+    assert counts[1, 200][0] == counts[1, 200][1]
+    assert 2 < counts[5, 200][0] < counts[5, 200][1] / 5
+    assert counts[5, 4000][0] == 1

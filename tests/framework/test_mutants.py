@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 from four import ALL
+from scripted import interpreted_only
 
 from schedlab.framework.columns import Columns
 from schedlab.framework.eviction import CachedSpan
@@ -187,6 +188,7 @@ def test_the_honest_engine_passes(count):
     tokens_stay_right(count)
 
 
+@interpreted_only
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_faulty_memory_changes_the_tokens(mutant, monkeypatch):
     mutant(monkeypatch)

@@ -12,7 +12,7 @@ CORE = {
     f"framework/{name}.py"
     for name in (
         "books", "columns", "commit", "decode_set", "engine", "invariants", "journal", "ledger", "limits",
-        "step",
+        "results/record", "results/rows", "step", "vllm/books", "vllm/journal", "vllm/requests", "vllm/scheduler",
     )
 }  # fmt: skip
 PRIVATE = re.compile(rf"\b(?!self\b)\w+\.({'|'.join(name for name in Request.__slots__)})\b")
