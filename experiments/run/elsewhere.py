@@ -48,7 +48,7 @@ def run_elsewhere(experiment: Portable, out: Path | None, progress: Quiet | None
         directory.mkdir(parents=True, exist_ok=True)
         _run(experiment, directory, Path(work), progress is not None and progress.shows)
         tables = read_run(directory)
-        if out is None and experiment.record == "full":
+        if out is None and tables.result["record"] == "full":
             _ = tables.requests, tables.steps, tables.decisions  # else they are read when asked for
         return tables
 
