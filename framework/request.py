@@ -65,12 +65,20 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """A named service-level objective; a limit of None is not part of it. Limits in seconds."""
+    """A named service-level objective; a limit of None, or an infinite one, is not part of it. Limits in seconds."""
 
     name: str = "default"
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("ttft_s", "tpot_s", "e2e_s"):
+            limit = getattr(self, key)
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"slo.{key}: expected more than 0 s, or null for no limit, found {limit}")
+            if limit == math.inf:
+                object.__setattr__(self, key, None)
 
     @property
     def limited(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from schedlab.framework.policy import Arrived, Event
+from schedlab.framework.policy import Aborted, Arrived, Event, Finished, Rejected
 from schedlab.framework.request import Request
 from schedlab.framework.step import Step
 from schedlab.policies.common import check_chunk, chunked_step
@@ -37,6 +37,8 @@ class ProgramFCFS(ChoosingVictims):
     def observe(self, event: Event) -> None:
         if isinstance(event, Arrived):
             self._began.setdefault(program_of(event.request), event.request.arrival_s)
+        elif isinstance(event, Finished | Aborted | Rejected) and event.request.program is None:
+            self._began.pop(program_of(event.request), None)
 
     def schedule(self, step: Step) -> None:
         if chunked_step(step, self._order, self.chunk_size, self.mode, self.victim):

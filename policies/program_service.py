@@ -49,6 +49,8 @@ class ProgramService:
             return False
         request, program = event.request, program_of(event.request)
         before, began = self._had.get(program, 0.0), self._at_arrival.pop(request, 0.0)
+        if request.program is None:
+            return False  # nobody else is of it
         own = 0.0 if request.first_token_s is None else self._own(request)
         self._had[program] = before + own if self.by == "sum" else max(before, began + own)
         return self._had[program] != before

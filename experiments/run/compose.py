@@ -32,6 +32,13 @@ from schedlab.framework.errors import ConfigError, SchedlabError
 CONFIG_MODULE = "schedlab.conf"
 PAIR = re.compile(r"[~+]|[\w./@:]+=")
 """How a word begins that is no flag."""
+EXTRAS = {
+    "hydra/sweeper=optuna": ("hydra-optuna-sweeper", "schedlab[optuna]"),
+    "hydra/launcher=joblib": ("hydra-joblib-launcher", "hydra-joblib-launcher"),
+    "hydra/launcher=submitit_local": ("hydra-submitit-launcher", "schedlab[submitit]"),
+    "hydra/launcher=submitit_slurm": ("hydra-submitit-launcher", "schedlab[submitit]"),
+}
+"""Options that packages bring which are not always there, with what to install."""
 USER_ERRORS = (SchedlabError, HydraException, OmegaConfBaseException, YAMLError)
 """What a user can cause: one line and exit 2. Anything else is our fault or a policy's, and shows its traceback."""
 
@@ -314,16 +321,27 @@ def one_line(error: BaseException) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, option = error.missing_cfg_file.rpartition("/")
+        if (package := EXTRAS.get(f"{group}={option}")) is not None:
+            return f"{group}={option}: expected the package {package[0]}; pip install {package[1]}"
         return no_such(f"{group}={option}: no such option", option, error.options, group)
     cause = root_cause(error)
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
         keys = [key for key in map(str, cause.parent_node) if key != "hydra" and not key.startswith("_")]
-        return no_such(f"{cause.full_key}: no such key", str(cause.key), keys, parent_of(str(cause.full_key)))
+        told = no_such(f"{cause.full_key}: no such key", str(cause.key), keys, parent_of(str(cause.full_key)))
+        listed = "_target_" not in cause.parent_node or keys
+        return told if listed else f"{told}; a knob of its class takes a plus: +{cause.full_key}=…"
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: {str(error).splitlines()[0]}"
+        return f"{error.override}: {str(error).splitlines()[0]}{_hint_to_quote(str(error.override))}"
     if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         return f"{flat(error)} ({flat(cause)})"
     return flat(error)
+
+
+def _hint_to_quote(word: str) -> str:
+    """For a value with signs that Hydra reads as none."""
+    key, _, value = word.partition("=")
+    plain = value.isascii() and not set(value) & set("#;&!?<>|")
+    return "" if plain or "'" in value else f"; quote the value, for the shell too: \"{key}='{value}'\""
 
 
 def parent_of(key: str) -> str:

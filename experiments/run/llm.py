@@ -6,7 +6,7 @@ preparation, and a token has come when the consumer has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from numbers import Integral
@@ -167,20 +167,23 @@ class LLM:
         return TextAnswer(index, request, prompt if isinstance(prompt, str) else None, stream)
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
-        if not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], Mapping)):
-            return self._checked([int(token) for token in cast(Sequence[int], prompt)])
+        is_text = isinstance(prompt, str) or (
+            isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)
+        )
+        if not is_text:
+            return self._checked(list(cast(Sequence[int], prompt)) if isinstance(prompt, Iterable) else [prompt])
         if self.tokenizer is None:
             raise ConfigError(
                 "prompt: expected token ids, as this model has no tokenizer (model=smollm2 has); found text"
             )
         return self.tokenizer.encode(cast(str | Messages, prompt), chat)
 
-    def _checked(self, token_ids: list[int]) -> list[int]:
+    def _checked(self, token_ids: list[Any]) -> list[int]:
         vocab_size = self._setup.executor.vocab_size
-        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise ConfigError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {wrong}")
-        return token_ids
+        for token in token_ids:
+            if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+                raise ConfigError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {token!r}")
+        return [int(token) for token in token_ids]
 
     # ---- running ----
 

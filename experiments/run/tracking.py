@@ -67,6 +67,11 @@ class WandbConfig:
     log_workload: bool = True
     log_outputs: bool = True
 
+    def __post_init__(self) -> None:
+        for key, least in (("max_points", 1), ("max_table_rows", 0), ("init_timeout_s", 0), ("finish_timeout_s", 0)):
+            if not getattr(self, key) >= least:
+                raise ConfigError(f"wandb.{key}: expected at least {least}, found {getattr(self, key)}")
+
 
 class Tracker(Protocol):
     """Where a finished run is reported; `finish` also ends runs that failed, with `tables` None."""

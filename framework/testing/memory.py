@@ -14,7 +14,7 @@ COUNT, ALLOWED = 4000, 1500
 """Requests of the run, and how many a policy may not have forgotten yet at its end."""
 NOT_ITS_OWN = (type, ModuleType, FunctionType, Step)
 LOAD = Case(
-    tuple(Spec(f"request {i}", i // 32 * 4_000_000, 4, 1, client=f"c{i % 5}") for i in range(COUNT)),
+    tuple(Spec(f"request {i}", i // 8 * 16_000_000, 4, 1, client=f"c{i % 5}") for i in range(COUNT)),
     {"num_blocks": 400, "max_num_seqs": 64, "max_num_batched_tokens": 512, "audit_every": 1 << 60},
 )
 

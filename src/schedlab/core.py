@@ -20,12 +20,29 @@ from typing import Literal
 
 PACKAGE = Path(__file__).parent
 MODULES = (
+    "framework.batch",
     "framework.block_pool",
+    "framework.books",
+    "framework.chain",
+    "framework.clock",
+    "framework.commit",
     "framework.cost.coefficients",
     "framework.cost.model",
+    "framework.decode_set",
+    "framework.engine",
+    "framework.eviction",
+    "framework.invariants",
+    "framework.journal",
+    "framework.jump",
+    "framework.ledger",
+    "framework.limits",
+    "framework.ordered_requests",
+    "framework.prefix_cache",
+    "framework.request",
     "framework.results.decision_rows",
     "framework.results.digest",
     "framework.results.token_gaps",
+    "framework.step",
 )
 """Of the package. Their last names differ: by these a library knows the modules in it."""
 PREFIX, SUFFIX = "_core_", EXTENSION_SUFFIXES[0]

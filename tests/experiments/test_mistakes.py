@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.errors import MissingConfigException
 
+from schedlab.experiments.run.compose import one_line
+from schedlab.framework.request import SLO
 from schedlab.framework.results.reader import read_run
 
 RUN = ("run", "engine=virtual", "model=llama3.1-8b", "hardware=h100", "wandb.mode=disabled", "plots=false",
@@ -25,6 +29,11 @@ RUN = ("run", "engine=virtual", "model=llama3.1-8b", "hardware=h100", "wandb.mod
         ("timeline a --out none/there.json", "none/there.json: No such file or directory"),
         ("compare a --wandb onlin", "--wandb onlin: expected offline, online or disabled"),
         ("diff a a --requests -1", "--requests -1: expected 0 or more"),
+        ("run slo.ttft_s=-1 engine=stub", "slo.ttft_s: expected more than 0 s, or null for no limit, found -1"),
+        ("run wandb.max_points=-1 wandb.mode=offline", "wandb.max_points: expected at least 1, found -1"),
+        ("run policy=custom policy._target_=schedlab.policies.orca.Orca policy.x=4", "takes a plus: +policy.x=…"),
+        ("run workload.path=a#b", "quote the value, for the shell too: \"workload.path='a#b'\""),
+        ("run wandb.group=é", "quote the value"),
         ("run timeline=-1", "timeline: expected 0 steps or more, found -1"),
         ("run -m seed=1,2 --cfg job", "leave out -m"),
         ("policy check policy=fcfs check.seconds=0", "check.seconds: expected more than 0"),
@@ -60,6 +69,19 @@ def test_a_broken_file_in_the_user_s_folder_is_named_and_hides_no_other(schedlab
     assert "broken.yaml" in done.err and "line 3" in done.err and done.err.count("\n") == 1
     done = schedlab("run", "engine=stub", "policy=broken")
     assert done.code == 2 and f"{folder / 'broken.yaml'}: line 3" in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("word", "told"), [
+    ("hydra/sweeper=optuna", "expected the package hydra-optuna-sweeper; pip install schedlab[optuna]"),
+    ("hydra/launcher=joblib", "pip install hydra-joblib-launcher"),
+])  # fmt: skip
+def test_an_extra_that_is_missing_is_named_with_what_installs_it(word, told):
+    missing = MissingConfigException("not found", missing_cfg_file=word.replace("=", "/"), options=["basic"])
+    assert told in one_line(missing)
+
+
+def test_an_infinite_objective_is_no_limit():
+    assert SLO("x", ttft_s=math.inf, e2e_s=2.0) == SLO("x", e2e_s=2.0) and not SLO("x", tpot_s=math.inf).limited
 
 
 @pytest.mark.parametrize("charset", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])

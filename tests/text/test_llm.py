@@ -259,6 +259,9 @@ def test_mistakes_are_one_line(make, tmp_path):
     assert "expected token ids, as this model has no tokenizer" in mistake(lambda: plain.generate("hello"))
     assert "sampling.stop" in mistake(lambda: plain.generate([5, 6], SamplingParams(stop=("x",))))
     assert "expected token ids from 0 to 1023, found 1024" in mistake(lambda: plain.generate([5, 1024]))
+    assert "found 1.7" in mistake(lambda: plain.generate([[1.7, 2]])) and "1.5" in mistake(
+        lambda: plain.generate([1.5])
+    )
     assert "expected one, or 2 for as many prompts, found 1" in mistake(
         lambda: make().generate(["a", "b"], [SamplingParams()])
     )
