@@ -226,7 +226,9 @@ def capacities(setting: Setting, limits: EngineConfig, profile: Profile) -> dict
 
     Nobody is refused: most of a trace that is there at once would be.
     """
-    of_policy = partial(replace(setting, make_admission=lambda: None).virtual, time_scale=AT_ONCE, limits=limits, profile=profile)
+    of_policy = partial(
+        replace(setting, make_admission=lambda: None).virtual, time_scale=AT_ONCE, limits=limits, profile=profile
+    )
     return {policy: of_policy(policy)["makespan_s"] for policy in setting.policies}
 
 
