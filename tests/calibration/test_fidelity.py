@@ -233,6 +233,8 @@ def test_calibrate_then_run_on_its_profile(schedlab: Callable[..., tuple[int, st
         (("calibrate", "engine=virtual"), "calibrate: expected engine=cpu, cuda or vllm, which run a model, found"),
         (("fidelity", "engine=stub"), "fidelity: expected engine=cpu, cuda or vllm, which run a model, found stub"),
         (("calibrate", "engine.dtype=float64"), "engine.dtype=float64: expected one of float32, bfloat16, float16"),
+        (("calibrate", "engine.dtype=fp32"), "engine.dtype: expected one of float64, float32, bfloat16, float16"),
+        (("roofline", "hardware=cpu", "engine.dtype=float64"), "engine.dtype=float64: expected one of float32, "),
         (("calibrate", "calibrate.passes=many"), "calibrate.passes: expected an integer, found 'many'"),
         (("calibrate", "calibrate.max_batch=0"), "calibrate.max_batch: expected at least 1, found 0"),
         (("fidelity", "fidelity.loads=[0]"), "fidelity.loads: expected shares of the capacity above 0, found [0]"),
