@@ -17,7 +17,7 @@ from schedlab.framework.testing.harness import run
 from schedlab.testing import Case, Spec, check_streams
 
 MS = 1_000_000
-NAMES = [option.name for option in options() if option.origin == "schedlab" and option.name != "custom"]
+NAMES = [option.name for option in options() if option.target.startswith("schedlab.policies.")]
 all_policies = pytest.mark.parametrize("name", NAMES)
 
 
