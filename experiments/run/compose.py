@@ -27,6 +27,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from yaml import MarkedYAMLError, YAMLError
 
 from schedlab.experiments.run.checks import check_arguments
+from schedlab.experiments.run.help import HELP, page
 from schedlab.framework.errors import ConfigError, SchedlabError
 
 CONFIG_MODULE = "schedlab.conf"
@@ -47,6 +48,9 @@ def run_with_overrides(
     task: Callable[[DictConfig], Any], words: Sequence[str], command: str, config_name: str = "config"
 ) -> None:
     """Run `task` on the config that `words` compose (`key=value`, `-m`, `--cfg job`, `--info`, `--help`, …)."""
+    if set(words) & set(HELP) and (told := page(command)) is not None:
+        print(told)
+        return
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hands the exception to us instead of printing it
     sys.argv = [f"schedlab {command}", *flags_first(words, command)]
     failures: list[Exception] = []

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from schedlab.experiments.analysis.rejections import why_nothing_was_served
 from schedlab.experiments.analysis.table import Comparison, Run, headline
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.api import Experiment
@@ -70,6 +71,10 @@ def run_job(config: DictConfig) -> float | list[float] | None:
         print(f"in {short(directory)}")
     else:
         print(f"{directory.name}: {verb}{headline(tables)}")
+    if why := why_nothing_was_served(tables):
+        print(f"{directory.name}: {why}", file=sys.stderr)
+        if sweep is None:
+            raise SystemExit(1)
     objective = objective_of(compose.resolve(config.objective))
     if missing := objective.unknown(tables.summary):
         print(

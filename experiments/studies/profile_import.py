@@ -44,7 +44,8 @@ def import_profile(words: Sequence[str]) -> None:
     from schedlab.experiments.run import compose
 
     plain = [word for word in words if "=" not in word and not word.startswith("-")]
-    if not (plain or {"--help", "--hydra-help"} & set(words)) or (plain and plain[0] not in SOURCES) or len(plain) > 2:
+    asks_help = {"--help", "-h", "--hydra-help"} & set(words)
+    if not (plain or asks_help) or (plain and plain[0] not in SOURCES) or len(plain) > 2:
         raise ConfigError(f"{GUIDE}; found {' '.join(plain) or 'none'}")
     given = [f"import.{word}" if word.partition("=")[0] in KEYS else word for word in words if word not in plain]
     given += [f"import.path={plain[1]}"] if len(plain) == 2 else []

@@ -10,6 +10,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from schedlab.experiments.analysis.compare import show_runs
+from schedlab.experiments.analysis.rejections import why_nothing_was_served
 from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison
 from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.sweep.resume import list_owners
@@ -37,7 +38,7 @@ class ComparisonAtEnd(Callback):
 
 
 def compare_sweep(directory: Path, plots: bool) -> bool:
-    """Print and write the table of a sweep, from what its jobs left in files; False if any of them failed."""
+    """Print and write the table of a sweep, from what its jobs left in files; False if one failed or none served."""
     comparison = Comparison.read([directory])
     if not comparison.runs:  # a sweep of another command
         return True
@@ -46,7 +47,9 @@ def compare_sweep(directory: Path, plots: bool) -> bool:
     if plots:
         draw(comparison, directory)
     print(f"in {short(directory)}")
-    return not comparison.failed
+    if comparison.failed:
+        return False
+    return not all(why_nothing_was_served(run.tables) for run in comparison.runs)
 
 
 def draw(comparison: Comparison, directory: Path) -> None:

@@ -139,7 +139,49 @@ def test_help_of_run_lists_the_groups(schedlab):
     assert "policy: chunked_prefill, custom, decode_priority, edf, fair, fcfs" in schedlab("run", "--help").out
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("roofline", "  batch_size: null"),
+        ("calibrate", "  budget_s: 60 # seconds"),
+        ("capacity", "  attainment: 0.9 # share of the requests"),
+        ("fidelity", "  repeats: 2 # real runs of each"),
+        ("policy check", "  seconds: 25 # of CPU time"),
+        ("profile import", "  backend: vllm # trtllm"),
+        ("generate", "chat: false # put the prompt"),
+        ("generate", "  temperature: 0.0 # 0 takes the likeliest token"),
+    ],
+)
+def test_help_of_a_command_shows_its_own_keys_with_their_comments(schedlab, command, told):
+    done = schedlab(*command.split(), "--help")
+    assert done.code == 0 and told in done.out
+    assert schedlab(*command.split(), "-h") == done
+    assert done.out.startswith(f"schedlab {command} ") and "clock:" not in done.out and "hydra" not in done.out
+
+
 # ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("engine.max_model_len=2",), "12 of 12: needs 68 tokens, max_model_len is 2"),
+        (("engine.num_blocks=1",), "12 of 12: needs 67 tokens of KV cache, the pool holds 16"),
+        (("engine.max_model_len=2", "record=summary"), "12 of 12: empty, or beyond engine.max_model_len"),
+    ],
+)
+def test_a_run_that_rejects_every_request_says_why(schedlab, words, why):
+    done = schedlab("run", *QUICK, *words, "hydra.run.dir=r")
+    assert done.code == 1 and f"r: every request was rejected; {why}" in done.err
+    assert read_run(Path("r")).status == "finished"
+
+
+def test_a_sweep_ends_with_1_where_no_run_serves_a_request(schedlab):
+    limits = "engine.max_model_len=2,3"
+    done = schedlab("run", "-m", *QUICK, limits, "hydra.sweep.dir=s")
+    assert done.code == 1 and "0: every request was rejected" in done.err and "1: every request" in done.err
+    served = schedlab("run", "-m", *QUICK, f"{limits},4096", "hydra.sweep.dir=t")
+    assert served.code == 0 and "2: every request" not in served.err
 
 
 @pytest.mark.parametrize(
