@@ -21,9 +21,10 @@ from schedlab.experiments import engines
 from schedlab.experiments.analysis.decisions import DecidedAgain
 from schedlab.experiments.studies import fidelity_result, measuring
 from schedlab.experiments.studies.calibrate import CalibrationOptions as Calibration
-from schedlab.experiments.studies.fidelity import Scaled, Setting, outcome, study
+from schedlab.experiments.studies.fidelity import Scaled, Setting, capacities, outcome, study
 from schedlab.experiments.studies.fidelity_result import METRICS, Compared, FidelityStudy, PolicyOutcome
 from schedlab.experiments.studies.measuring import Between
+from schedlab.framework.admission import TokenBucket
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import FitError, Profile
 from schedlab.framework.cost.hardware import Hardware
@@ -143,6 +144,16 @@ def test_with_a_profile_at_hand_nothing_is_measured(setting: Setting, found: Fid
 
 
 # ---- parts ----
+
+
+def test_who_is_refused_is_refused_again(setting: Setting, found: FidelityStudy) -> None:
+    limited = replace(setting, make_admission=lambda: TokenBucket(rate=0.001, burst=5))
+    engine = limited.make_engine()
+    run = limited.run("fcfs", 1.0, engine, "busy")
+    assert run.summary["requests/rejected"] == 7
+    assert limited.decide_again(run, "fcfs", 1.0, engine.config).equal
+    assert limited.virtual("fcfs", 1.0, engine.config, found.profile)["requests/rejected"] == 7
+    assert capacities(limited, engine.config, found.profile) == capacities(setting, engine.config, found.profile)
 
 
 def test_errors_are_judged_by_the_limit_or_by_what_repeats_differ() -> None:
