@@ -14,9 +14,9 @@ from kernel_files import MODEL, all_reduce_us, decode_us, prefill_us, product_us
 import schedlab
 from schedlab.experiments import engines
 from schedlab.experiments.studies.kernel_tables.aiconfigurator import ELEMENTWISE_US, AIConfigurator, find_root
+from schedlab.experiments.studies.kernel_tables.csv_files import columns
 from schedlab.experiments.studies.kernel_tables.curves import Curve, Surface, neighbours
 from schedlab.experiments.studies.kernel_tables.kernels import step_us
-from schedlab.experiments.studies.kernel_tables.csv_files import columns
 from schedlab.experiments.studies.kernel_tables.llmservingsim import LLMServingSim
 from schedlab.experiments.studies.kernel_tables.vidur import Vidur
 from schedlab.experiments.studies.profile_import import imported
