@@ -36,6 +36,18 @@ def test_what_can_be_computed_whole_overtakes_one_partial_prompt_too_many():
         assert sum(start + count < 30 for name, start, count in prefills if name != "c") <= 1
 
 
+def test_a_prompt_of_just_its_share_is_a_whole_one():
+    trace = [Spec("a", 0, 30, 1), Spec("b", 0, 8, 1)]
+    policy = ChunkedPrefill(chunk_size=16, long_prefill_token_threshold=8, max_num_partial_prefills=1)
+    assert batches(policy, trace)[0] == [("a", 0, 8), ("b", 0, 8)]
+
+
+def test_nobody_is_asked_when_the_chunk_is_used_up():
+    trace = [Spec("a", 0, 30, 1), Spec("b", 0, 30, 1), Spec("c", 0, 30, 1)]
+    rows = run(ChunkedPrefill(chunk_size=12, long_prefill_token_threshold=8), trace).tables.decisions
+    assert list(rows["grants"][0]) == [("a", 8), ("b", 4)] and not rows["refusals"][0]
+
+
 @pytest.mark.parametrize("key", ["long_prefill_token_threshold", "max_num_partial_prefills"])
 def test_limits_below_one_are_refused(key):
     with pytest.raises(ValueError, match=rf"policy\.{key}: expected null or at least 1, found 0"):

@@ -10,8 +10,9 @@ from schedlab.policies import common
     ("old", "new"), [("make_room", "grant_with_preemption"), ("make_way", "preempt_to_admit"), ("admits", "can_admit")]
 )
 def test_a_helper_by_its_old_name_is_the_helper_and_warns(old, new):
-    with pytest.warns(DeprecationWarning, match=rf"{old} is called {new}"):
+    with pytest.warns(DeprecationWarning, match=rf"{old} is called {new}") as caught:
         assert getattr(common, old) is getattr(common, new)
+    assert caught[0].filename == __file__, "the line that has the old name"
 
 
 def test_no_other_name_is_made_up():
