@@ -45,7 +45,7 @@ def test_a_prompt_of_just_its_share_is_a_whole_one():
 def test_nobody_is_asked_when_the_chunk_is_used_up():
     trace = [Spec("a", 0, 30, 1), Spec("b", 0, 30, 1), Spec("c", 0, 30, 1)]
     rows = run(ChunkedPrefill(chunk_size=12, long_prefill_token_threshold=8), trace).tables.decisions
-    assert list(rows["grants"][0]) == [("a", 8), ("b", 4)] and not rows["refusals"][0]
+    assert rows["grants"][0] == [["a", 8], ["b", 4]] and not rows["refusals"][0]
 
 
 @pytest.mark.parametrize("key", ["long_prefill_token_threshold", "max_num_partial_prefills"])
