@@ -252,10 +252,20 @@ def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[s
     return ModelConfig.from_mapping({key: value for key, value in model.items() if key not in MODEL_EXTRAS}), extras
 
 
+def cost_dtype(dtype: str, key: str = "engine.dtype") -> str:
+    """The cost model's name of the dtype that `key` has. ConfigError for one that it does not know."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"{key}={dtype}: expected one of {', '.join(DTYPES)}, which the cost model knows")
+    return DTYPES[dtype]
+
+
 def roofline_of(model: str | Mapping[str, Any], dtype: str) -> Roofline:
-    """What the cost model knows of `model` on a real engine in `dtype`; the model's own weight_dtype wins."""
+    """What the cost model knows of `model` on a real engine in `dtype`; the model's own weight_dtype wins.
+
+    ConfigError for a `dtype` that it does not know.
+    """
     shape, extras = model_preset(model)
-    return Roofline(shape, extras.get("weight_dtype") or DTYPES[dtype], DTYPES[dtype])
+    return Roofline(shape, extras.get("weight_dtype") or cost_dtype(dtype), cost_dtype(dtype))
 
 
 def hardware_preset(hardware: str | Hardware, serving: str = "none") -> Hardware:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.framework.admission import Admission
 from schedlab.framework.clock import RecordedClock
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import ConfigError
@@ -58,7 +59,7 @@ class LoggedEnds:
 
 def decide_again(
     run: RunTables, policy: Policy, source: Source, config: EngineConfig, executor: Executor,
-    predictor: Predictor | None = None,
+    predictor: Predictor | None = None, admission: Admission | None = None,
 ) -> DecidedAgain:  # fmt: skip
     """Run `policy`, as it was before the run, over `source` at the boundaries that `run` logged.
 
@@ -71,7 +72,7 @@ def decide_again(
         )
     clock = RecordedClock(run.steps["now_ns"].tolist(), run.steps["duration_ns"].tolist())
     recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
-    engine = Engine(policy, executor, LoggedEnds(source, run.requests), config, clock, recorder, predictor)
+    engine = Engine(policy, executor, LoggedEnds(source, run.requests), config, clock, recorder, predictor, admission)
     engine.run()
     again = recorder.close(backlog_end=engine.num_unfinished, counters={})
     assert run.digest is not None and again.digest is not None

@@ -104,5 +104,5 @@ def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict
 
     hardware = preset("hardware", "cpu") if engine["_target_"] == ON_CPU else config["hardware"]
     kept = {key: value for key, value in engine.items() if key in TAKEN}
-    held = {"weight_dtype": engines.DTYPES[engine["dtype"]]} if "dtype" in engine else {}
+    held = {"weight_dtype": engines.cost_dtype(engine["dtype"])} if "dtype" in engine else {}
     return {**kept, **held, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}

@@ -50,12 +50,15 @@ KIT_S, PATIENCE = 60.0, 10.0
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/framework/test_*_polic*.py", "tests/framework/test_policies.py", "tests/framework/test_policy_helpers.py",
-    "tests/framework/test_kv_decisions.py", "tests/conformance/test_engine_cases_for_all.py",
+    "tests/framework/test_kv_decisions.py", "tests/framework/test_rejections.py",
+    "tests/framework/test_long_prompts.py", "tests/framework/test_renamed.py",
+    "tests/conformance/test_engine_cases_for_all.py",
 )  # fmt: skip
 FIRST = "test_reference_policies"
 """Tried before other tests that have killed as many."""
 DECISIONS = (
     "test_reference_policies.py", "test_policy_helpers.py", "test_kv_decisions.py", "test_reserving_policies.py",
+    "test_long_prompts.py", "test_more_policies.py", "test_renamed.py",
 )  # fmt: skip
 """What helpers are tried on."""
 REASONS = Path(__file__).with_name("policy_mutants.yaml")

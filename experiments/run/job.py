@@ -213,6 +213,11 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def draw(run: RunTables, directory: Path) -> None:
     """The pictures of a run whose logs are read in a few seconds and a gigabyte at most; else a line says why not."""
+    if not run.result["rows"]["steps"]:
+        offered, rejected = (run.summary[f"requests/{which}"] for which in ("offered", "rejected"))
+        told = f"no step was executed; {rejected:,} of {offered:,} requests were rejected"
+        print(f"no plots in {short(directory)}: {told}", file=sys.stderr)
+        return
     if (rows := sum(run.result["rows"].values())) > MOST_DRAWN:
         print(f"no plots in {short(directory)}: {rows:,} rows of logs; `schedlab report` draws them", file=sys.stderr)
         return

@@ -16,7 +16,7 @@ import numpy as np
 
 from schedlab.experiments.analysis.history import histories
 from schedlab.experiments.analysis.step_work import works
-from schedlab.experiments.engines import DTYPES, EngineSetup, hardware_preset, roofline_of
+from schedlab.experiments.engines import EngineSetup, hardware_preset, roofline_of
 from schedlab.experiments.studies.grid import Extent
 from schedlab.experiments.studies.measuring import MeasuredStep, run_grid
 from schedlab.framework.cost.coefficients import Coefficients
@@ -173,12 +173,9 @@ def modelled(config: DictConfig, setup: EngineSetup, command: str) -> tuple[Roof
 
     if setup.name not in ("cpu", "cuda", "vllm"):
         raise ConfigError(f"{command}: expected engine=cpu, cuda or vllm, which run a model, found {setup.name}")
-    dtype = config.engine.dtype
-    if dtype not in DTYPES:
-        raise ConfigError(f"engine.dtype={dtype}: expected one of {', '.join(DTYPES)}, which the cost model knows")
     named = "hardware" in compose.overrides() or any(key.startswith("hardware.") for key in compose.overrides())
     hardware = compose.build(config.hardware, "hardware") if named or setup.name == "cuda" else hardware_preset("cpu")
-    return roofline_of(compose.resolve(config.model), dtype), hardware
+    return roofline_of(compose.resolve(config.model), config.engine.dtype), hardware
 
 
 def steps_of(run: RunTables, window: Window) -> list[MeasuredStep]:

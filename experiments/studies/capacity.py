@@ -25,6 +25,7 @@ from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.studies import capacity_result
 from schedlab.experiments.studies.capacity_result import Capacity, CapacityOptions, CapacityStudy, Curve
+from schedlab.framework.admission import Admission
 from schedlab.framework.cost.bounds import Demand, Prices, total_work_ns
 from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.errors import ConfigError
@@ -72,6 +73,7 @@ class CapacityBench:
     make_engine: Callable[[], EngineSetup]
     slo: SLO
     make_predictor: Callable[[], Predictor | None] = lambda: None
+    make_admission: Callable[[], Admission | None] = lambda: None
     clock: str = "auto"
     observed_at: ClientView | None = None
     predictor: str = "none"
@@ -96,7 +98,8 @@ class CapacityBench:
             workload = AtRate(name=self.workload.name, trace=self.trace(seed), rate=rate, **self._stages())
             run = Experiment(
                 policy=self.policies[policy](), workload=cast(Workload, workload), engine=self.make_engine(), seed=seed,
-                slo=self.slo, predictor=self.make_predictor(), clock=self.clock, observed_at=self.observed_at,
+                slo=self.slo, predictor=self.make_predictor(), admission=self.make_admission(), clock=self.clock,
+                observed_at=self.observed_at,
             ).run()  # fmt: skip
             self.known[key] = run.summary
         return self.known[key]
@@ -296,6 +299,7 @@ def bench_of(config: DictConfig, options: CapacityOptions) -> CapacityBench:
         make_engine=lambda: compose.build(config.engine, "engine"),
         slo=slo,
         make_predictor=lambda: compose.build_optional(config.predictor, "predictor"),
+        make_admission=lambda: compose.build_optional(config.admission, "admission"),
         clock=config.clock,
         seed=config.seed,
         observed_at=compose.build_optional(config.observed_at, "observed_at"),

@@ -132,7 +132,6 @@ def notes(study: CapacityStudy) -> list[str]:
     lines = [
         f"capacity: the highest rate at which {options.attainment:.0%} of the requests meet SLO {slo}",
         f"predictor: {study.predictor}",
-        f"predictor: {study.predictor}",
         f"{study.workload}: {options.replicates} replicates of {study.requests / options.replicates:,.0f} requests, "
         f"rates in steps of {options.resolution:.1%}, {study.runs:,} runs",
     ]

@@ -22,6 +22,7 @@ from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.studies import calibrate, fidelity_result
 from schedlab.experiments.studies.fidelity_result import FidelityStudy, PolicyOutcome
 from schedlab.experiments.studies.measuring import MIN_PASSES, Bench, Between, MeasuredStep, Say, make_bench
+from schedlab.framework.admission import Admission
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.model import CostExecutor
@@ -81,6 +82,7 @@ class Setting:
     roofline: Roofline
     hardware: Hardware
     make_predictor: Callable[[], Predictor | None] = lambda: None
+    make_admission: Callable[[], Admission | None] = lambda: None
     seed: int = 0
     slo: SLO | None = None
     clock: str = "auto"
@@ -91,7 +93,8 @@ class Setting:
     ) -> RunTables:
         return Experiment(
             policy=self.policies[policy](), workload=Scaled(self.workload, time_scale), engine=engine, seed=self.seed,
-            slo=self.slo, predictor=self.make_predictor(), clock=clock, observed_at=self.observed_at,
+            slo=self.slo, predictor=self.make_predictor(), admission=self.make_admission(), clock=clock,
+            observed_at=self.observed_at,
         ).run(between=between)  # fmt: skip
 
     def virtual(self, policy: str, time_scale: float, limits: EngineConfig, profile: Profile) -> dict[str, Any]:
@@ -102,8 +105,8 @@ class Setting:
         source = Scaled(self.workload, time_scale).source(limits.max_model_len, self.slo, self.seed)
         if self.observed_at is not None:
             source = self.observed_at.around(source, self.seed)
-        executor, predictor = self.modelled(), self.make_predictor()
-        return decide_again(run, self.policies[policy](), source, limits, executor, predictor)
+        told_of = self.make_predictor(), self.make_admission()
+        return decide_again(run, self.policies[policy](), source, limits, self.modelled(), *told_of)
 
     def modelled(self, profile: Profile | None = None) -> CostExecutor:
         model, weights, cache = self.roofline.model, self.roofline.weight_dtype, self.roofline.kv_cache_dtype
@@ -219,8 +222,13 @@ def outcome(
 
 
 def capacities(setting: Setting, limits: EngineConfig, profile: Profile) -> dict[str, float]:
-    """Seconds that each policy takes for the whole trace, all of it there at the start, on the virtual clock."""
-    of_policy = partial(setting.virtual, time_scale=AT_ONCE, limits=limits, profile=profile)
+    """Seconds that each policy takes for the whole trace, all of it there at the start, on the virtual clock.
+
+    Nobody is refused: most of a trace that is there at once would be.
+    """
+    of_policy = partial(
+        replace(setting, make_admission=lambda: None).virtual, time_scale=AT_ONCE, limits=limits, profile=profile
+    )
     return {policy: of_policy(policy)["makespan_s"] for policy in setting.policies}
 
 
@@ -291,6 +299,7 @@ def setting_of(config: DictConfig, options: FidelityOptions) -> Setting:
         roofline=roofline,
         hardware=hardware,
         make_predictor=lambda: compose.build_optional(config.predictor, "predictor"),
+        make_admission=lambda: compose.build_optional(config.admission, "admission"),
         seed=config.seed,
         slo=compose.build_optional(config.slo, "slo"),
         clock=config.clock,

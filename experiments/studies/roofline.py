@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from schedlab.experiments.engines import DTYPES, EngineSetup, model_preset
+from schedlab.experiments.engines import EngineSetup, cost_dtype, model_preset
 from schedlab.experiments.studies.grid import Cell
 from schedlab.experiments.studies.measuring import Bench
 from schedlab.framework.cost.estimate import Estimate, Timed, estimate
@@ -275,9 +275,12 @@ def roofline_job(config: DictConfig) -> None:
     hardware = compose.build(config.hardware, "hardware")
     engine = compose.choices(["engine"]).get("engine", "")
     measured = options.measure and (engine == "cuda" or engine == hardware.name == "cpu")
-    terms: dict[str, Any] = {"weight_dtype": DTYPES[config.engine.dtype if measured else shape.dtype]}
     if engine == "virtual":
         terms = {name: config.engine[name] for name in ("weight_dtype", "kv_cache_dtype", "tensor_parallel")}
+    elif measured:
+        terms = {"weight_dtype": cost_dtype(config.engine.dtype)}
+    else:
+        terms = {"weight_dtype": cost_dtype(shape.dtype, "model.dtype")}
     terms["weight_dtype"] = extras.get("weight_dtype") or terms["weight_dtype"]
     terms["gpu_memory_utilization"] = config.engine.gpu_memory_utilization
     sizes, times = options.sizes(measured), None

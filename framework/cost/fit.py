@@ -142,7 +142,7 @@ _WORK_FIELDS = tuple(field.name for field in fields(Work))
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"profile {path}: expected a readable file, found: {error.strerror}") from None
     except ValueError as error:

@@ -70,7 +70,7 @@ class ModelExecutor:
         backend: Backend | None = None,
     ) -> None:
         if dtype not in DTYPES:
-            raise ConfigError(f"model.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
+            raise ConfigError(f"engine.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
         if batch_invariant and device == "cpu" and ROW_TILE % num_threads:
             raise ConfigError(
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"

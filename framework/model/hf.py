@@ -85,7 +85,7 @@ _COMPUTED = {
 def read_json(path: Path) -> Keys:
     """The object in a JSON file of a model directory, or a ModelError of one line."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ModelError(f"{path}: expected a readable file of a Hugging Face model, found: {error.strerror}") from None
     except ValueError as error:

@@ -247,4 +247,5 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: expected a whole safetensors file, found: {error}") from None
+        reason = str(error).removesuffix(f": {path}")
+        raise ModelError(f"{path}: expected a whole safetensors file, found: {reason}") from None

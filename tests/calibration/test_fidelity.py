@@ -21,9 +21,10 @@ from schedlab.experiments import engines
 from schedlab.experiments.analysis.decisions import DecidedAgain
 from schedlab.experiments.studies import fidelity_result, measuring
 from schedlab.experiments.studies.calibrate import CalibrationOptions as Calibration
-from schedlab.experiments.studies.fidelity import Scaled, Setting, outcome, study
+from schedlab.experiments.studies.fidelity import Scaled, Setting, capacities, outcome, study
 from schedlab.experiments.studies.fidelity_result import METRICS, Compared, FidelityStudy, PolicyOutcome
 from schedlab.experiments.studies.measuring import Between
+from schedlab.framework.admission import TokenBucket
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import FitError, Profile
 from schedlab.framework.cost.hardware import Hardware
@@ -145,6 +146,16 @@ def test_with_a_profile_at_hand_nothing_is_measured(setting: Setting, found: Fid
 # ---- parts ----
 
 
+def test_who_is_refused_is_refused_again(setting: Setting, found: FidelityStudy) -> None:
+    limited = replace(setting, make_admission=lambda: TokenBucket(rate=0.001, burst=5))
+    engine = limited.make_engine()
+    run = limited.run("fcfs", 1.0, engine, "busy")
+    assert run.summary["requests/rejected"] == 7
+    assert limited.decide_again(run, "fcfs", 1.0, engine.config).equal
+    assert limited.virtual("fcfs", 1.0, engine.config, found.profile)["requests/rejected"] == 7
+    assert capacities(limited, engine.config, found.profile) == capacities(setting, engine.config, found.profile)
+
+
 def test_errors_are_judged_by_the_limit_or_by_what_repeats_differ() -> None:
     assert Compared((1.0, 1.0), 1.04, 0.05).within
     assert not Compared((1.0, 1.0), 1.06, 0.05).within
@@ -222,6 +233,8 @@ def test_calibrate_then_run_on_its_profile(schedlab: Callable[..., tuple[int, st
         (("calibrate", "engine=virtual"), "calibrate: expected engine=cpu, cuda or vllm, which run a model, found"),
         (("fidelity", "engine=stub"), "fidelity: expected engine=cpu, cuda or vllm, which run a model, found stub"),
         (("calibrate", "engine.dtype=float64"), "engine.dtype=float64: expected one of float32, bfloat16, float16"),
+        (("calibrate", "engine.dtype=fp32"), "engine.dtype: expected one of float64, float32, bfloat16, float16"),
+        (("roofline", "hardware=cpu", "engine.dtype=float64"), "engine.dtype=float64: expected one of float32, "),
         (("calibrate", "calibrate.passes=many"), "calibrate.passes: expected an integer, found 'many'"),
         (("calibrate", "calibrate.max_batch=0"), "calibrate.max_batch: expected at least 1, found 0"),
         (("fidelity", "fidelity.loads=[0]"), "fidelity.loads: expected shares of the capacity above 0, found [0]"),

@@ -14,6 +14,7 @@ from kernel_files import MODEL, all_reduce_us, decode_us, prefill_us, product_us
 import schedlab
 from schedlab.experiments import engines
 from schedlab.experiments.studies.kernel_tables.aiconfigurator import ELEMENTWISE_US, AIConfigurator, find_root
+from schedlab.experiments.studies.kernel_tables.csv_files import columns
 from schedlab.experiments.studies.kernel_tables.curves import Curve, Surface, neighbours
 from schedlab.experiments.studies.kernel_tables.kernels import step_us
 from schedlab.experiments.studies.kernel_tables.llmservingsim import LLMServingSim
@@ -176,6 +177,12 @@ def test_llmservingsim(tmp_path, h100) -> None:
     assert found.answers(2048, 64, 8192) and not found.answers(0, 300, 128)
     with pytest.raises(ConfigError, match="expected bf16 weights and cache on 1 device, found fp8, bf16 and 1"):
         LLMServingSim(str(tmp_path), Roofline(MODEL, "fp8"), h100)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("tokens,us\n1,2\n", encoding="utf-8-sig")
+    assert columns(path, ["tokens"])["tokens"].tolist() == [1.0]
 
 
 def test_files_may_share_a_prefix_and_a_missing_one_is_named(tmp_path, h100) -> None:

@@ -8,7 +8,7 @@ from schedlab.experiments.policy import maker, options
 from schedlab.experiments.run.compose import compose
 from schedlab.testing import PROPERTIES, assert_conforms
 
-OURS = [option.name for option in options() if option.origin == "schedlab" and option.name != "custom"]
+OURS = [option.name for option in options() if option.target.startswith("schedlab.policies.")]
 TIGHT = {
     "chunked_prefill": ["policy.chunk_size=12"],
     "decode_priority": ["policy.stall_tokens=5", "policy.max_prefill_streak=2", "policy.watermark_blocks=2"],

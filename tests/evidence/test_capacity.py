@@ -16,6 +16,7 @@ from schedlab.experiments.run import compose
 from schedlab.experiments.studies import capacity_result
 from schedlab.experiments.studies.capacity import ATTAINMENT, CapacityBench, Grid, highest, judge, study, work_limit
 from schedlab.experiments.studies.capacity_result import CapacityOptions
+from schedlab.framework.admission import TokenBucket
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
 from schedlab.framework.stages import ClientView, Stage
@@ -114,6 +115,13 @@ def test_every_policy_is_offered_the_same(bench):
         assert len({bench.summary(policy, seed, 5.0)["requests/offered"] for policy in bench.policies}) == 1
     workload = bench.trace(1)
     assert workload.mean_rate == pytest.approx(bench.workload.load(1).mean_rate)
+
+
+def test_who_is_refused_is_missed_by_every_policy(bench):
+    limited = replace(bench, make_admission=lambda: TokenBucket(rate=0.001, burst=20), known={})
+    for policy in bench.policies:
+        assert bench.summary(policy, 1, 5.0)["requests/rejected"] == 0
+        assert limited.summary(policy, 1, 5.0)["requests/rejected"] == 40  # a fresh bucket in every run
 
 
 @pytest.mark.parametrize("change", [{"attainment": 0.0}, {"replicates": 0}, {"resolution": 0.0}, {"points": -1}])

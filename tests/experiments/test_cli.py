@@ -231,6 +231,13 @@ def test_a_mistake_is_one_line(schedlab, mine, words, told):
         assert text in done.err
 
 
+def test_a_run_that_rejects_everything_says_why_it_has_no_plots(schedlab):
+    words = ("engine=stub", "engine.max_model_len=2", "workload.max_requests=4", "wandb.mode=disabled")
+    done = schedlab("run", *words, "progress=false", "hydra.run.dir=r")
+    assert done.code == 1 and not Path("r/plots").exists()
+    assert "no plots in r: no step was executed; 4 of 4 requests were rejected\n" in done.err
+
+
 @pytest.mark.parametrize("words", [["comapre"], ["compare"], ["compare", "nowhere"]])
 def test_a_mistaken_command_is_one_line(schedlab, words):
     done = schedlab(*words)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,22 @@ def test_a_search_goes_on_after_a_run_that_fails_and_one_whose_figure_is_unknown
     assert "failed: engine.num_blocks: expected a number of at least 1" in done.err
     assert "ttft/p99" in done.err and "unknown in this run" in done.err
     assert OmegaConf.load("s/optimization_results.yaml").best_params["engine.num_blocks"] == 4000
+
+
+def test_a_study_is_kept_and_goes_on(schedlab):
+    pytest.importorskip("optuna")
+    if int(version("sqlalchemy").partition(".")[0]) >= 2:
+        pytest.skip("Optuna 2.10 stores studies through SQLAlchemy below 2: pip install -e '.[dev]'")
+    words = (
+        "run", "-m", "hydra/sweeper=optuna", "hydra.sweeper.storage=sqlite:///studies.db", "hydra.sweeper.study_name=a",
+        "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "engine=stub", "engine.max_num_seqs=choice(8,16)",
+        "objective.figures=steps", "workload.max_requests=4", "wandb.mode=disabled", "progress=false", "plots=false",
+    )  # fmt: skip
+    for _ in range(2):
+        done = schedlab(*words)
+        assert done.code == 0, done.err
+    with closing(sqlite3.connect("studies.db")) as study:
+        assert study.execute("select count(*) from trials where state = 'COMPLETE'").fetchone() == (4,)
 
 
 @pytest.mark.parametrize("mistake", ["objective.direction=up", "objective.figures=ttft/p98"])

@@ -23,6 +23,10 @@ from schedlab.policies.hrrn import HRRN
 from schedlab.policies.multilevel_feedback import MultilevelFeedback
 from schedlab.policies.orca import Orca
 from schedlab.policies.priority import Priority
+from schedlab.policies.program_fcfs import ProgramFCFS
+from schedlab.policies.program_feedback import ProgramFeedback
+from schedlab.policies.program_las import ProgramLAS
+from schedlab.policies.shedding import Shedding
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
 from schedlab.policies.static_batching import StaticBatching
@@ -87,6 +91,10 @@ def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
         lambda: SLOAware(ESTIMATOR, min_chunk=0),
         lambda: SLOAware(ESTIMATOR, patience_s=0.0),
         lambda: SLOAware(ESTIMATOR, patience_s=float("nan")),
+        *[lambda value=value: SLOAware(ESTIMATOR, reject_after_s=value) for value in (0.0, -0.5, -1.0, float("nan"))],
+        *[lambda value=value: ProgramLAS(patience_s=value) for value in (0.0, -0.5, float("nan"))],
+        *[lambda kind=kind: kind(chunk_size=0) for kind in (ProgramFCFS, ProgramLAS, ProgramFeedback)],
+        lambda: Shedding(ESTIMATOR, chunk_size=0),
         lambda: SJF(output_weight=-0.5),
         lambda: SJF(output_weight=-1.0),
         lambda: SJF(output_weight=float("inf")),
@@ -108,3 +116,9 @@ def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
 def test_a_knob_out_of_range_is_refused(make):
     with pytest.raises(ValueError, match="policy"):
         make()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 30.0])
+def test_spans_above_nothing_are_taken(seconds):
+    assert SLOAware(ESTIMATOR, reject_after_s=seconds).reject_after_s == seconds
+    assert ProgramLAS(patience_s=seconds).patience_s == seconds

@@ -265,6 +265,7 @@ def test_mistakes_are_one_line(make, tmp_path):
     assert "expected one, or 2 for as many prompts, found 1" in mistake(
         lambda: make().generate(["a", "b"], [SamplingParams()])
     )
+    assert mistake(lambda: LLM("tiny", dtype="fp32")).startswith("engine.dtype: expected one of float64, float32")
     assert "engine=tpu: expected cpu or cuda" in mistake(lambda: LLM("tiny", engine="tpu"))
     assert "engine=stub as it is set up needs clock=virtual" in mistake(lambda: LLM(engines.stub()))
 

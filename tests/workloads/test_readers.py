@@ -203,8 +203,16 @@ def test_csv_with_rows_of_other_widths_names_the_line(tmp_path):
         read(put(tmp_path, "a.csv", "arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n\n1,1\n"))
 
 
-def test_blank_lines_and_byte_order_marks_are_nothing(tmp_path):
-    text = "\ufeff" + rows.MOONCAKE.replace("\n", "\n\n") + "  \n"
+@pytest.mark.parametrize("name", rows.FILES)
+def test_a_byte_order_mark_is_nothing(tmp_path, name):
+    path = rows.write(tmp_path, name)
+    marked = path.with_name(f"marked-{path.name}")
+    marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert detect(marked) == detect(path) and read(marked).equals(read(path))
+
+
+def test_blank_lines_are_nothing(tmp_path):
+    text = rows.MOONCAKE.replace("\n", "\n\n") + "  \n"
     assert read(put(tmp_path, "m.jsonl", text)).equals(read(rows.write(tmp_path, "mooncake")))
 
 

@@ -33,7 +33,7 @@ def columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Columns by name: float64 where every value is a number, else strings. One line for anything else than that."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             missing = [name for name in names if name not in (reader.fieldnames or ())]
             if missing:
