@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ def answer(config: DictConfig, prompts: Sequence[str]) -> None:
         pieces = noted(llm.stream(prompts, params, chat=config.chat), seen)
         show_one(pieces) if len(prompts) == 1 else show_all(pieces, prompts)
     print(speed(seen), file=sys.stderr)
+    if not config.chat and llm.tokenizer is not None and llm.tokenizer.has_chat_template and ends_at_once(seen):
+        print("hint: the model ended at once; it has a chat template, which chat=true puts prompts in", file=sys.stderr)
 
 
 def sampling_params(keys: dict[str, Any]) -> SamplingParams:
@@ -56,6 +59,16 @@ def noted(pieces: Iterable[Piece], seen: list[Piece]) -> Iterator[Piece]:
             raise ConfigError(f"prompt {piece.index + 1} {piece.finish_reason}: {piece.stop_reason}")
         seen.append(piece)
         yield piece
+
+
+def ends_at_once(pieces: Iterable[Piece]) -> bool:
+    """Whether the model, by its end-of-text token, ended an answer that has one token at most beside it."""
+    tokens: Counter[int] = Counter()
+    for piece in pieces:
+        tokens[piece.index] += len(piece.token_ids)
+        if piece.finish_reason == "stop" and piece.stop_reason is None and tokens[piece.index] <= 2:
+            return True
+    return False
 
 
 def show_one(pieces: Iterable[Piece]) -> None:

@@ -13,6 +13,7 @@ from schedlab.experiments.analysis.compare import show_runs
 from schedlab.experiments.analysis.rejections import why_nothing_was_served
 from schedlab.experiments.analysis.table import SIDE_BY_SIDE, Comparison
 from schedlab.experiments.run.messages import drawing, short
+from schedlab.experiments.sweep.limits import what_kept_the_limits
 from schedlab.experiments.sweep.resume import list_owners
 
 
@@ -46,6 +47,8 @@ def compare_sweep(directory: Path, plots: bool) -> bool:
     show_runs(comparison)
     if plots:
         draw(comparison, directory)
+    if told := what_kept_the_limits(comparison.runs):
+        print(told)
     print(f"in {short(directory)}")
     if comparison.failed:
         return False

@@ -53,9 +53,14 @@ class Objective:
         asked = (*self._asked, *(self.at_most or ())) if self.figures is not None else ()
         return [key for key in asked if summary[key] is None]
 
+    def excess(self, summary: Mapping[str, Any]) -> float:
+        """Shares by which limits are exceeded, summed; 0 where all are kept."""
+        limits = self.at_most or {}
+        return float(sum(max(summary[name] / limit - 1, 0.0) for name, limit in limits.items()))
+
     def _value(self, key: str, summary: Mapping[str, Any] | None) -> float:
         sign = 1 if self.direction == "minimize" else -1
         if summary is None or self.unknown(summary):
             return sign * WORST
-        excess = sum(max(summary[name] / limit - 1, 0.0) for name, limit in (self.at_most or {}).items())
+        excess = self.excess(summary)
         return sign * min(FAR * (1 + excess), WORST) if excess else float(summary[key])

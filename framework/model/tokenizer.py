@@ -40,6 +40,10 @@ class Tokenizer:
                 stacklevel=2,
             )
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
     def encode(self, prompt: str | Messages, chat: bool = False) -> list[int]:
         """Token ids of a text as it is, or as a user's message if `chat`; of a conversation, ready for the answer."""
         if isinstance(prompt, str) and not chat:
@@ -54,7 +58,7 @@ class Tokenizer:
         return ids
 
     def _encode_chat(self, messages: Messages) -> list[int]:
-        if not getattr(self._tokenizer, "chat_template", None):
+        if not self.has_chat_template:
             raise ModelError(f"{self.directory}: the tokenizer has no chat template; give the prompt as plain text")
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)

@@ -62,6 +62,30 @@ def test_what_is_not_known_of_a_run_is_the_worst(direction, limits):
     assert Objective(["ttft/p99", "itl/p99"], None, direction).of(None) == [sign * WORST] * 2
 
 
+def search(schedlab, limit: float, folder: str):
+    """Trials of four chunk sizes at random."""
+    return schedlab(
+        "run", "-m", "experiment=tune_chunk_size", "wandb.mode=disabled", "progress=false", "workload.num_requests=20",
+        "policy.chunk_size=choice(64,2048)", f"objective.at_most={{tpot/p99: {limit}}}", "hydra.sweeper.n_trials=4",
+        "hydra.sweeper.n_jobs=1", "hydra.sweeper.params=null", f"hydra.sweep.dir={folder}",
+    )  # fmt: skip
+
+
+def test_a_search_says_which_trials_kept_the_limits_or_how_far_the_nearest_was(schedlab):
+    pytest.importorskip("optuna")
+    none = search(schedlab, 1e-4, "s")
+    assert none.code == 0, none.err
+    found = {str(job): read_run(Path("s", str(job))).summary["tpot/p99"] for job in range(4)}
+    least, most = min(found.values()), max(found.values())
+    assert least < most
+    nearest = next(job for job in found if found[job] == least)
+    told = f"objective.at_most: none of 4 runs kept the limits; the nearest is {nearest}: tpot/p99 {least:.4g}, "
+    assert f"{told}{least / 1e-4 - 1:.2%} above 0.0001\n" in none.out
+    some = search(schedlab, least, "t")
+    kept = [job for job in found if found[job] == least]
+    assert f"objective.at_most: {len(kept)} of 4 runs kept the limits: {', '.join(kept)}\n" in some.out
+
+
 def test_a_search_goes_on_after_a_run_that_fails_and_one_whose_figure_is_unknown(schedlab):
     """A pool of 1 block holds no request at all, so nothing finishes; one of 0 cannot be had."""
     pytest.importorskip("optuna")

@@ -1,6 +1,7 @@
 """Prompts as a workload, their stored texts, and the commands `generate` and `model fetch`."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,21 @@ def test_generate_prints_the_text(schedlab, model_directory, tmp_path):
     done = generate(schedlab, model_directory, "max_tokens=5", "once upon", "sampling.max_tokens=6", "policy=fcfs")
     assert f"--- once upon\n{one.text}\n" in done.out and f"--- max_tokens=5\n{two.text}\n" in done.out
     assert not list((tmp_path / "work").iterdir()), "nothing is left behind"
+
+
+def test_an_answer_that_ends_at_once_hints_at_the_chat_template(schedlab, model_directory, tmp_path):
+    """The token that the model says first is made its end of text."""
+    (said,) = LLM(str(model_directory), num_blocks=32, max_model_len=128).generate("once", SamplingParams(max_tokens=1))
+    curt = tmp_path / "curt"
+    shutil.copytree(model_directory, curt)
+    for name in ("config.json", "generation_config.json"):
+        keys = json.loads((curt / name).read_text())
+        (curt / name).write_text(json.dumps({**keys, "eos_token_id": said.token_ids[0]}))
+    assert "chat=true" in generate(schedlab, curt, "once").err
+    assert "chat=true" not in generate(schedlab, curt, "once", "chat=true", "sampling.max_tokens=1").err
+    assert "chat=true" not in generate(schedlab, model_directory, "once", "sampling.max_tokens=1").err
+    (curt / "chat_template.jinja").unlink()
+    assert "chat=true" not in generate(schedlab, curt, "once").err
 
 
 def test_generate_records_on_request(schedlab, model_directory):
