@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -48,6 +49,8 @@ def measure(task: object, words: list[str], jobs: int, launcher: str) -> dict[st
         began, cpu = time.perf_counter(), time.process_time()
         words = ["-m", f"hydra/launcher={launcher}", *VIRTUAL, *words, f"seed=range({jobs})", "hydra.sweep.dir=sweep"]
         compose.run_with_overrides(task, words, "sweep_pool")  # type: ignore[arg-type]
+        if launcher == "joblib":  # its workers are kept for the next sweep, in a folder that will be gone by then
+            import_module("joblib.externals.loky").get_reusable_executor().shutdown(wait=True)
         wall, own = time.perf_counter() - began, time.process_time() - cpu
         noted = [line.split() for line in Path("cpu").read_text().splitlines()]
     last = {process: float(seconds) for process, seconds in noted}
