@@ -281,6 +281,17 @@ def test_shedding_holds_no_longer_than_to_the_next_that_is_late():
         keys["executor"] = ScriptedExecutor(1)
 
 
+def test_who_can_begin_at_the_last_moment_is_in_time():
+    class Instant:
+        def step_s(self, *work):
+            return 0.0
+
+    trace = [Spec("long", 0, 4, 60), Spec("r", 0, 8, 2, slo=SLO("s", ttft_s=0.021))]
+    outcome = run(Shedding(Instant(), chunk_size=9), trace, max_num_seqs=1, executor=ScriptedExecutor(1))
+    (gone,) = [r for r in outcome.requests if r.state == "rejected"]
+    assert gone.finished_ns == 23 * MS, "not by the step that begins after 21 ms, but by the next"
+
+
 def test_slo_aware_rejects_after_a_wait_of_its_own():
     trace = [Spec("long", 0, 4, 60), Spec("r", 0, 8, 2), Spec("s", 5 * MS, 8, 2)]
     outcome = run(SLOAware(ESTIMATOR, reject_after_s=0.02), trace, max_num_seqs=1, executor=ScriptedExecutor(1))
