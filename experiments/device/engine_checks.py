@@ -59,7 +59,7 @@ MACHINE = Hardware(
     name="h200", peak_tflops={"fp32": 67, "bf16": 989, "fp16": 989, "fp8": 1979}, memory_gb=141, memory_gb_s=4800,
     host_link_gb_s=64, interconnect_gb_s=450, linear_efficiency={"bf16": 0.77, "fp8": 0.61}, attention_efficiency=0.60,
     memory_efficiency=0.90, link_efficiency=0.85, interconnect_efficiency=0.50, attention_us=9.0, kernel_us=3.0,
-    step_us=625.0, request_us=2.0, sequence_us=0.0, scheduler_us=20.0,
+    step_us=875.0, request_us=2.0, sequence_us=0.0, scheduler_us=20.0,
     scheduler_request_us=0.5, collective_us=5.0, copy_us=20.0,
 )  # fmt: skip
 """As in conf/hardware; a profile of another GPU takes its name alone."""
