@@ -21,6 +21,7 @@ import schedlab
 from schedlab import core
 from schedlab.experiments.analysis import commands
 from schedlab.experiments.run.messages import show_warning
+from schedlab.experiments.studies import reproduce
 from schedlab.framework.errors import ConfigError, SchedlabError
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def generate(context: typer.Context) -> None:
 
 
 commands.declare(app)
+reproduce.add_to(app)
 
 
 @policies.command("list")

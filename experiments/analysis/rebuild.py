@@ -19,6 +19,7 @@ from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.policy import Policy
 
 PARTS: Mapping[str, tuple[str, ...]] = {
+    "policy": ("schedlab.framework.vllm.own.OwnScheduler",),
     "engine": tuple(f"schedlab.experiments.engines.{name}" for name in ("cpu", "cuda", "stub", "virtual")),
     "hardware": ("schedlab.framework.cost.hardware.Hardware",),
     "slo": ("schedlab.framework.request.SLO",),
@@ -34,7 +35,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         f"schedlab.policies.victims.{name}" for name in ("least_computed", "most_computed", "newest", "oldest")
     ),
 }
-"""What schedlab has for each place; policies are all of `schedlab.policies`."""
+"""What schedlab has for each place; policies are all of `schedlab.policies`, and what stands for vLLM's own."""
 METHODS: Mapping[str, tuple[str, ...]] = {
     "predictor": ("predict", "observe"),
     "estimator": ("step_s", "copy_s"),

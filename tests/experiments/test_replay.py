@@ -221,7 +221,7 @@ def test_a_walk_sees_every_step_of_the_log(pair):
     steps = {index: batch for batch, index in stepwise(logged.decisions)}
     for index in sorted(steps)[::7]:
         seen = walk.to(index)
-        preempted, grants, decodes, _ = steps[index]
+        preempted, grants, decodes, *_ = steps[index]
         assert [list(grant) for grant in seen.grants] == grants and len(seen.preempted) == len(preempted)
         assert (seen.decodes == "all") == (decodes == "all")
     assert walk.to(10**9) is None

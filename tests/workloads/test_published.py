@@ -122,7 +122,10 @@ def test_weka_sub_agents_run_beside_their_parent(traces):
     assert names[parent] == "trace_0277" and trace.think_ns[first] == round((79.224 - 18.78) * 1e9)
     assert trace.scope[first] == "trace_0277"
     following = [row for row in np.flatnonzero(trace.after == parent).tolist() if names[row] == "trace_0277"]
-    assert trace.think_ns[following].tolist() == [209 * 10**9], "the parent's next call does not wait for the sub-agent"
+    (join,) = following
+    others = trace.also_after.values[slice(*trace.also_after.offsets[join : join + 2])].tolist()
+    assert others and all(names[row].startswith("trace_0277/agent") for row in others), "it joins its sub-agents"
+    assert trace.think_ns[join] == 92_886 * 10**6 < 209 * 10**9, "what is left after the last of them"
 
 
 @pytest.mark.parametrize("kind", ["code", "conv"])

@@ -141,4 +141,4 @@ def test_local_ids_without_tails_become_global_ids_with(traces, tmp_path):
     again = read(tmp_path / "m.jsonl.gz", "mooncake", ReadOptions(block_size=64))
     assert again.scope is None and reuse(again).prefix == pytest.approx(reuse(weka).prefix, abs=1e-12)
     assert reuse(again).unique_blocks == reuse(weka).unique_blocks + int((weka.prompt_tokens % 64 > 0).sum())
-    assert (again.after >= 0).sum() == (weka.after >= 0).sum() - 6, "six sub-agents no longer wait for their parents"
+    assert (again.after >= 0).sum() == (weka.after >= 0).sum(), "sub-agents wait for their parents there too"
