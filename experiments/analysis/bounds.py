@@ -102,7 +102,7 @@ def lossless(keys: Mapping[str, Any]) -> Hardware:
     names = [f.name for f in fields(Hardware)]
     perfect = {name: 1.0 for name in names if name.endswith("_efficiency")}
     free = {name: 0.0 for name in names if name.endswith("_us")}
-    return Hardware(**{name: keys[name] for name in names} | perfect | free)
+    return Hardware(**{name: keys[name] for name in names if name in keys} | perfect | free)
 
 
 def demand_of(requests: Columns, offered: Trace, manifest: Mapping[str, Any]) -> Demand:

@@ -145,5 +145,5 @@ def test_available_memory_heeds_the_control_group(tmp_path):
 
 
 def test_unknown_dtype():
-    with pytest.raises(ConfigError, match=r"model\.dtype: expected one of float64, .*, found int4"):
+    with pytest.raises(ConfigError, match=r"engine\.dtype: expected one of float64, .*, found int4"):
         tiny(dtype="int4")
