@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from schedlab.framework.cluster.fleet import AT_ONCE, Fleet, Timing
+from schedlab.framework.cluster.dispatch import Dispatch
+from schedlab.framework.cluster.fleet import AT_ONCE, Deferred, Timing, TurnedAway
 from schedlab.framework.cluster.replica import Replica, ReplicaSetup
-from schedlab.framework.cluster.router import Deferred, Router, Sent, TurnedAway
+from schedlab.framework.cluster.router import Router
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import EngineRequest, to_ns
 from schedlab.framework.source import Source
@@ -68,7 +69,7 @@ class Cluster:
         self.replicas = [Replica(i, setup, self._coming, needs, look_ahead) for i, setup in enumerate(setups)]
         for replica in self.replicas:
             replica.on_end = self._note_end
-        self.fleet = Fleet(router, self.replicas, seed=seed, timing=timing)
+        self._dispatch = Dispatch(router, self.replicas, seed=seed, timing=timing)
         self._scrape_ns = to_ns(timing.scrape_s) if "gauges" in needs else 0
         self._scraped_ns = 0
         self._starts = [replica.next_ns for replica in self.replicas]
@@ -150,7 +151,7 @@ class Cluster:
                 replica.engine.note_last_arrival()
 
     def _route(self, request: EngineRequest, now_ns: int) -> None:
-        answer = self.fleet.route(request, now_ns)
+        answer = self._dispatch.route(request, now_ns)
         if isinstance(answer, Deferred):
             self.counts["deferred"] += 1
             self._push(to_ns(answer.until_s), RETRY, -1, request)
@@ -167,7 +168,7 @@ class Cluster:
         replica.put(request, now_ns)
         self._starts[replica.index] = self._bounds[replica.index] = replica.next_ns
         self._listener.routed(request, replica, now_ns)
-        self.fleet.tell(Sent(request, self.fleet.view(replica)))
+        self._dispatch.sent(request, replica)
 
     def _turn_away(self, request: EngineRequest, reason: str, now_ns: int) -> None:
         request.mirror("rejected", request.num_tokens, 0)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from schedlab.framework.cluster.fleet import Deferred, Fleet, TurnedAway
+from schedlab.framework.cluster.view import ReplicaView
 from schedlab.framework.errors import ConfigError
-
-if TYPE_CHECKING:
-    from schedlab.framework.cluster.fleet import Fleet
-    from schedlab.framework.cluster.view import ReplicaView
-    from schedlab.framework.request import Request
+from schedlab.framework.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +50,6 @@ class Left:
 
 
 RouterEvent = Sent | FirstToken | Ended | Joined | Left
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """The request is to be routed again at `until_s`, seconds."""
-
-    until_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TurnedAway:
-    """The request goes to no replica."""
-
-    reason: str
 
 
 NEEDS = frozenset({"load", "kv", "gauges"})

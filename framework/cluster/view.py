@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from schedlab.framework.cluster.load import Load
+from schedlab.framework.cluster.replica import Replica
 from schedlab.framework.cluster.reports import Gauges
+from schedlab.framework.cost.estimator import Estimator
 from schedlab.framework.errors import PolicyError
+from schedlab.framework.request import Request
 
-if TYPE_CHECKING:
-    from schedlab.framework.cluster.fleet import Fleet
-    from schedlab.framework.cluster.replica import Replica
-    from schedlab.framework.cost.estimator import Estimator
-    from schedlab.framework.request import Request
+
+class Eyes(Protocol):
+    """Whose view it is: a router by its name and what it reads, and how what it reads comes up to date."""
+
+    router_name: str
+    needs: frozenset[str]
+
+    def look(self, replica: Replica) -> None: ...
+
+    def cached_tokens(self, replica: Replica, request: Request) -> int: ...
 
 
 class ReplicaView:
@@ -20,12 +28,13 @@ class ReplicaView:
     its cache (`kv`). What it is made of is always known, and how many requests the router has sent there.
     """
 
-    __slots__ = ("_fleet", "_replica", "block_size", "hardware", "max_num_seqs", "name", "num_blocks")
+    __slots__ = ("_fleet", "_reads_load", "_replica", "block_size", "hardware", "max_num_seqs", "name", "num_blocks")
 
-    def __init__(self, replica: Replica, fleet: Fleet) -> None:
+    def __init__(self, replica: Replica, fleet: Eyes) -> None:
         config = replica.engine.config
         self._replica = replica
         self._fleet = fleet
+        self._reads_load = "load" in fleet.needs
         self.name = replica.name
         self.hardware = replica.setup.hardware
         self.num_blocks = config.num_blocks
@@ -85,8 +94,13 @@ class ReplicaView:
         self._check("kv", "cached_tokens")
         return self._fleet.cached_tokens(self._replica, request)
 
+    def replica_of(self, fleet: Eyes) -> Replica:
+        """Whose view it is, for the fleet that made it alone."""
+        assert fleet is self._fleet
+        return self._replica
+
     def _load(self, name: str) -> Load:
-        if not self._fleet.reads_load:
+        if not self._reads_load:
             self._check("load", name)
         self._fleet.look(self._replica)
         return self._replica.load
