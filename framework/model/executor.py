@@ -131,7 +131,7 @@ class ModelExecutor:
             self._require(needed, f"model: {count:,} parameters in {weight_dtype} need", self._device)
         self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place)
         if path is None:
-            return random_weights(self.config, seed, dtype, place)
+            return random_weights(self.config, seed, dtype, place, draw_on=self._device)
         return load_weights(self.config, path, dtype, place)
 
     def _require(self, needed: int, said: str, place: torch.device) -> None:
