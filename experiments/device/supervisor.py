@@ -25,7 +25,7 @@ from schedlab.experiments.device.sections import Section
 
 SUMMARY = "device_check.json"
 COMPILE = Section("compile", f"{__package__}.compiling:compile_share", 120)
-PRELOADED = tuple(f"{__package__}.{name}" for name in ("compiling", "kernel_checks", "kernel_speeds", "engine_checks"))
+PRELOADED = (f"{__package__}.preloaded",)
 GRACE_S = 10.0
 """Between a process's own limit, at which it says where it was, and its end from outside."""
 LOG_BYTES = 8 << 20
