@@ -79,7 +79,7 @@ class Batch(NamedTuple):
         """The sequences `rows`, in this order, over the same cache."""
         if self.starts is None:
             return self._replace(q=self.q[rows], tables=self.tables[rows], contexts=self.contexts[rows])
-        spans = [self.q.split(list(self.counts))[n] for n in rows]
+        spans = [torch.split(self.q, list(self.counts))[n] for n in rows]
         starts = torch.tensor([0, *map(len, spans)]).cumsum(0).to(self.starts)
         return self._replace(q=torch.cat(spans), tables=self.tables[rows], contexts=self.contexts[rows], starts=starts)
 
