@@ -56,29 +56,25 @@ class VLLMV1(Preempting):
 
     def _serve_running(self, step: Step, floor: int) -> bool:
         """The pass; whether nobody was preempted."""
-        budget, undisturbed = step.token_budget, True
+        budget, slots = step.token_budget, step.free_slots
         for request in step.running:
             if step.token_budget <= floor:
                 break
-            if request.state != "running":
-                continue
-            undisturbed &= self._serve(step, request, step.token_budget - floor)
-            if request.state != "running" and step.token_budget < budget:
+            served = request.state != "running" or self._serve(step, request, step.token_budget - floor)
+            if not served and step.token_budget < budget:
                 break
-        return undisturbed
+        return step.free_slots == slots
 
     def _serve(self, step: Step, request: Request, room: int) -> bool:
-        """Up to `room` tokens to `request` or, while blocks are short, one victim after another; whether there was
-        none.
+        """Up to `room` tokens to `request`, while blocks are short at the expense of one victim after another; False if
+        it became one.
         """
-        undisturbed = True
         while not step.grant(request, room):
-            undisturbed = False
             victim = self._last(running_now(step))
             preempt(step, victim, self.mode)
             if victim is request:
-                break
-        return undisturbed
+                return False
+        return True
 
     def _last(self, running: list[Request]) -> Request:
         return max(running, key=urgency) if self.order == "priority" else running[-1]
