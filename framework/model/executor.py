@@ -147,7 +147,7 @@ class ModelExecutor:
         self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place)
         keep = None if shard is None else partial(shard.layer, config)
         if path is None:
-            return random_weights(config, seed, dtype, place, keep=keep)
+            return random_weights(config, seed, dtype, place, draw_on=self._device, keep=keep)
         return load_weights(config, path, dtype, place, keep=keep)
 
     def _require(self, needed: int, said: str, place: torch.device) -> None:

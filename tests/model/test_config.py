@@ -259,6 +259,13 @@ def test_preset_keys_are_checked():
         ModelConfig.from_mapping({"architecture": "llama"})
 
 
+def test_random_weights_without_a_device_have_shapes_and_no_values():
+    config = preset("tiny")
+    real, none = (random_weights(config, 0, torch.float16, torch.device(name)) for name in ("cpu", "meta"))
+    assert none.embed_VH.is_meta and none.embed_VH.shape == real.embed_VH.shape
+    assert none.layers[0].qkv_OH.shape == real.layers[0].qkv_OH.shape and none.layers[0].qkv_OH.dtype == torch.float16
+
+
 def test_random_weights_follow_from_seed_and_name_alone():
     config = preset("tiny")
     one, same, other = (random_weights(config, seed, torch.float32) for seed in (0, 0, 1))
