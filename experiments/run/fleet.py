@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run import compose
+from schedlab.experiments.run.checks import check_arguments
 from schedlab.experiments.run.manifest import config_hash, source_of, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged
 from schedlab.framework.admission import Admission
@@ -217,7 +218,7 @@ def fleet_of(resolved: Mapping[str, Any]) -> FleetPlan | None:
 def router_of(node: Mapping[str, Any]) -> tuple[Router, Timing]:
     """The router of `conf/router` and how old what it reads is."""
     given = {key: node[key] for key in TIMING if key in node}
-    compose.check_arguments("router", given, Timing)
+    check_arguments("router", given, Timing)
     router = compose.build({key: value for key, value in node.items() if key not in TIMING}, "router")
     return router, Timing(**given)
 
