@@ -120,7 +120,7 @@ class FleetRun:
             setups, copy.deepcopy(self.plan.router), source, recorder,
             closed_loop=closed_loop, seed=seed, timing=self.plan.timing,
         )  # fmt: skip
-        recorder.begin(cluster.replicas)
+        recorder.begin(cluster.replicas, cluster.counts)
         return cluster
 
     def close(self, recorder: FleetNotes, counters: Mapping[str, int]) -> RunTables:
