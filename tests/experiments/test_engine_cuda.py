@@ -115,7 +115,7 @@ CUDA = engines.cuda
 
 def eight_billion():
     shape = preset("model", "llama3.1-8b") | {"max_position_embeddings": 2048}
-    return CUDA(shape, device="meta", max_num_seqs=8)
+    return CUDA(shape, device="meta", max_num_seqs=16)
 
 
 class Breaks(ChunkedPrefill):
