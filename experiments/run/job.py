@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from omegaconf import DictConfig
 
+from schedlab.experiments.analysis.metrics import check_metric
 from schedlab.experiments.analysis.rejections import why_nothing_was_served
 from schedlab.experiments.analysis.table import Comparison, Run, headline
 from schedlab.experiments.run import compose
@@ -25,14 +26,18 @@ from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.run.progress import progress
 from schedlab.experiments.run.tracking import NoTracker, Tracker, WandbConfig, start_tracker
 from schedlab.experiments.sweep import resume
-from schedlab.experiments.sweep.identity import identity_of
-from schedlab.experiments.sweep.objective import Objective
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.results.metrics import Measurement
 from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import RunWriter, write_json
 
+FAR = 1e9
+"""Beyond every figure; how far a limit is exceeded adds to it, so that a search is led back."""
+WORST = 1e15
+"""Of a run that failed, or whose figures are unknown."""
+MOST_DRAWN = 500_000
+"""Rows of requests and steps of a run whose pictures are drawn without being asked for."""
 GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
 FLEET_GROUPS = (*GROUPS, "cluster", "router")
 
@@ -50,6 +55,57 @@ class Settings:
     log_format: str
     store_text: bool
     resume: bool
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`conf/config.yaml: objective`. `at_most` are limits of summary keys; `direction` is minimize or maximize."""
+
+    figures: str | Sequence[str] | None = None
+    at_most: Mapping[str, float] | None = None
+    direction: str = "minimize"
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("minimize", "maximize"):
+            raise ConfigError(f"objective.direction={self.direction}: expected minimize or maximize")
+        for key in self._asked:
+            check_metric(key, "objective.figures")
+        for key, limit in (self.at_most or {}).items():
+            check_metric(key, "objective.at_most")
+            if not limit > 0:
+                raise ConfigError(f"objective.at_most: expected a limit above 0 for {key}, found {limit}")
+
+    @property
+    def _asked(self) -> Sequence[str]:
+        return [self.figures] if isinstance(self.figures, str) else self.figures or ()
+
+    def of(self, summary: Mapping[str, Any] | None) -> float | list[float] | None:
+        """One value, or one for each of several figures; None where nothing is asked for.
+
+        A figure or a limited one that the summary does not know, and a run without a summary, count as the worst.
+        """
+        if self.figures is None:
+            return None
+        if isinstance(self.figures, str):
+            return self._value(self.figures, summary)
+        return [self._value(key, summary) for key in self.figures]
+
+    def unknown(self, summary: Mapping[str, Any]) -> list[str]:
+        """What is asked for and not known of a run, as where nobody finished."""
+        asked = (*self._asked, *(self.at_most or ())) if self.figures is not None else ()
+        return [key for key in asked if summary[key] is None]
+
+    def excess(self, summary: Mapping[str, Any]) -> float:
+        """Shares by which limits are exceeded, summed; 0 where all are kept."""
+        limits = self.at_most or {}
+        return float(sum(max(summary[name] / limit - 1, 0.0) for name, limit in limits.items()))
+
+    def _value(self, key: str, summary: Mapping[str, Any] | None) -> float:
+        sign = 1 if self.direction == "minimize" else -1
+        if summary is None or self.unknown(summary):
+            return sign * WORST
+        excess = self.excess(summary)
+        return sign * min(FAR * (1 + excess), WORST) if excess else float(summary[key])
 
 
 def run_job(config: DictConfig) -> float | list[float] | None:
@@ -99,15 +155,15 @@ def made(config: DictConfig) -> tuple[Path, RunTables, str]:
     identity = None
     try:
         resolved = compose.resolve(config)
-        resumes = settings_of(resolved).resume
-        identity = identity_of(resolved)
-        with resume.place(identity, directory, sweep, resumes) as directory:
-            if resumes and resume.is_done(directory, identity):
+        settings = settings_of(resolved)
+        identity = resume.identity_of(resolved)
+        with resume.place(identity, directory, sweep, settings.resume) as directory:
+            if settings.resume and resume.is_done(directory, identity):
                 return directory, read_run(directory), "was finished, "
-            if resumes and (changed := resume.outdated(directory, identity)):
+            if settings.resume and (changed := resume.outdated(directory, identity)):
                 print(f"{directory.name}: run again, for {changed} changed")
             resume.start_over(directory)
-            tables = run_config(resolved, directory)
+            tables = Plan.of(resolved, settings).execute(directory)
             resume.mark_done(directory, identity)
     except Exception as error:
         if identity is None and resume.is_sibling_s(directory, None, sweep):
@@ -122,28 +178,51 @@ def objective_of(keys: Mapping[str, Any]) -> Objective:
     return Objective(**keys)
 
 
-MOST_DRAWN = 500_000
-"""Rows of requests and steps of a run whose pictures are drawn without being asked for."""
+@dataclass(frozen=True)
+class Plan:
+    """A composed configuration, read and built once: what is run, and what becomes of the run."""
 
+    experiment: Experiment
+    settings: Settings
+    wandb: WandbConfig
 
-def run_config(resolved: Mapping[str, Any], directory: Path) -> RunTables:
-    """A run and all that is made of its files, which are read once."""
-    settings = settings_of(resolved)
-    objective_of(resolved["objective"])  # a mistake in it should cost no run
-    experiment = experiment_of(resolved, settings)
-    tracker = tracker_of(resolved["wandb"], experiment, directory)
-    try:
-        experiment.run(directory, progress(experiment.name, settings.progress))
-        tables = read_run(directory)
-        if settings.plots and settings.record == "full":
-            draw(tables, directory)
-        if settings.record == "full":
-            add_timeline(tables, directory, settings.timeline)
-    except BaseException:
-        tracker.finish(None)
-        raise
-    tracker.finish(tables)
-    return tables
+    @classmethod
+    def of(cls, resolved: Mapping[str, Any], settings: Settings) -> Self:
+        objective_of(resolved["objective"])  # a mistake in it should cost no run
+        experiment = experiment_of(resolved, settings)
+        check_arguments("wandb", resolved["wandb"], WandbConfig)
+        return cls(experiment, settings, WandbConfig(**resolved["wandb"]))
+
+    def execute(self, directory: Path) -> RunTables:
+        """A run and all that is made of its files, which are read once."""
+        settings, tracker = self.settings, self._tracker(directory)
+        try:
+            self.experiment.run(directory, progress(self.experiment.name, settings.progress))
+            tables = read_run(directory)
+            if settings.plots and settings.record == "full":
+                draw(tables, directory)
+            if settings.record == "full":
+                add_timeline(tables, directory, settings.timeline)
+        except BaseException:
+            tracker.finish(None)
+            raise
+        tracker.finish(tables)
+        return tables
+
+    def _tracker(self, directory: Path) -> Tracker:
+        """W&B's, unless it is off: named after the run, grouped by its sweep."""
+        wandb, sweep, labels = self.wandb, compose.sweep_directory(), self.experiment.labels
+        if wandb.mode == "disabled":
+            return NoTracker()
+        tags = [str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels]
+        named = replace(
+            wandb,
+            group=wandb.group or (f"{sweep.parent.name}/{sweep.name}" if sweep else None),
+            name=wandb.name or self.experiment.name,
+            tags=[*wandb.tags, *tags],
+        )
+        shown = {**self.experiment.config, **flat_facts(self.experiment.manifest())}
+        return start_tracker(named, shown, directory, in_sweep=sweep is not None)
 
 
 def settings_of(resolved: Mapping[str, Any]) -> Settings:
@@ -175,25 +254,6 @@ def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment
         config=resolved,
         labels={**compose.choices(GROUPS if not resolved["cluster"] else FLEET_GROUPS), "seed": settings.seed},
         overrides=compose.overrides(),
-    )
-
-
-def tracker_of(keys: Mapping[str, Any], experiment: Experiment, directory: Path) -> Tracker:
-    check_arguments("wandb", keys, WandbConfig)
-    settings, sweep, labels = WandbConfig(**keys), compose.sweep_directory(), experiment.labels
-    if settings.mode == "disabled":
-        return NoTracker()
-    named = replace(
-        settings,
-        group=settings.group or (f"{sweep.parent.name}/{sweep.name}" if sweep else None),
-        name=settings.name or experiment.name,
-        tags=[
-            *settings.tags,
-            *(str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels),
-        ],
-    )
-    return start_tracker(
-        named, {**experiment.config, **flat_facts(experiment.manifest())}, directory, in_sweep=sweep is not None
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedlab.experiments.analysis.table import Run
-from schedlab.experiments.sweep.objective import Objective
+from schedlab.experiments.run.job import Objective
 
 
 def what_kept_the_limits(runs: Sequence[Run]) -> str | None:

@@ -23,9 +23,9 @@ from omegaconf import DictConfig
 import schedlab
 from schedlab.experiments.run import compose
 from schedlab.experiments.sweep import resume
-from schedlab.experiments.sweep.identity import files_in, identity_of, input_file, installed, own_files, targets_in
 from schedlab.experiments.sweep.jobs import Composer, Job, SweepTask, execute, prepare, set_up
 from schedlab.experiments.sweep.pool import Outcome, WorkerLost
+from schedlab.experiments.sweep.resume import files_in, identity_of, input_file, installed, own_files, targets_in
 from schedlab.framework.errors import ConfigError
 from schedlab.workloads.workload import EMBEDDED
 

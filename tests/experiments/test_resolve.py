@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.checks import check_arguments
-from schedlab.experiments.sweep.objective import Objective
+from schedlab.experiments.run.job import Objective
 from schedlab.framework.errors import ConfigError
 
 VALUES = st.one_of(

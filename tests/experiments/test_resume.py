@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlab.experiments.sweep import identity, resume
+from schedlab.experiments.sweep import resume
 from schedlab.framework.results.reader import read_run
 from schedlab.workloads.workload import embedded_file
 
@@ -21,7 +21,7 @@ KILLER = Path(__file__).with_name("killer.py")
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that goes on keeps what it knows of code; these tests change it between calls."""
-    for cached in (identity.code_hash, identity.sources_hash, identity.file_hash):
+    for cached in (resume.code_hash, resume.sources_hash, resume.file_hash):
         cached.cache_clear()
     monkeypatch.delitem(sys.modules, "mine", raising=False)
 
@@ -86,7 +86,7 @@ def test_changed_code_runs_again(schedlab, file):
     assert schedlab(*words).code == 0
     assert "was finished" in schedlab(*words).out
     Path(file).write_text(Path(file).read_text() + "\n# changed\n")
-    identity.code_hash.cache_clear()
+    resume.code_hash.cache_clear()
     again = schedlab(*words)
     assert "0: run again, for mine.Mine changed" in again.out and "was finished" not in again.out
 
@@ -106,7 +106,7 @@ def test_a_changed_trace_runs_again(schedlab):
 def test_changed_sources_run_again(schedlab, monkeypatch):
     words = ("run", "-m", *QUICK, "policy=fcfs", "hydra.sweep.dir=s", "resume=true")
     schedlab(*words)
-    monkeypatch.setattr(identity, "sources_hash", lambda: "other")
+    monkeypatch.setattr(resume, "sources_hash", lambda: "other")
     assert "0: run again, for schedlab's sources changed" in schedlab(*words).out
 
 

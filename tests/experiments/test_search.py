@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from schedlab.experiments.sweep.objective import FAR, WORST, Objective
+from schedlab.experiments.run.job import FAR, WORST, Objective
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.reader import read_run
 
