@@ -178,7 +178,7 @@ def profile_import(context: typer.Context) -> None:
     import_profile(context.args)
 
 
-TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory")]
+TraceFile = Annotated[Path, typer.Argument(help="a trace file, - for standard input, or a run directory")]
 Format = Annotated[str | None, typer.Option(help="of the file; detected by its keys when left out")]
 IdTokens = Annotated[int | None, typer.Option(help="tokens that one block id of the trace stands for")]
 TimeUnit = Annotated[str | None, typer.Option(help="of numeric times: ns, us, ms or s")]
@@ -282,7 +282,8 @@ def main() -> None:
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # so that policy._target_=mine.Mine finds mine.py, as under python -m
     warnings.showwarning = show_warning
-    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # closed ones
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # they may have been closed
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # one that has no ≤ costs no run
