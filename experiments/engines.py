@@ -97,9 +97,13 @@ def cpu(
     kv_space_gib: float = 4.0,
     batch_invariant: bool = False,
     kernels: str = "auto",
+    tensor_parallel: int = 1,
     **limits: Any,
 ) -> EngineSetup:
-    """The real engine on this CPU. With more than one thread the busy clock, which counts one, cannot measure it.
+    """The real engine on this CPU. With more than one thread or rank the busy clock, which counts one, cannot measure
+    it.
+
+    `tensor_parallel`: processes that share each layer's matrices and heads; threads and KV memory are each one's.
 
     `kernels`: "native" are those that `schedlab kernels build` compiled, "torch" needs none, "auto" takes the former
     where they are.
@@ -115,8 +119,9 @@ def cpu(
         sampling_seed=sampling_seed,
         batch_invariant=batch_invariant,
         kernels=kernels,
+        tensor_parallel=tensor_parallel,
     )
-    clocks = ("busy", "wall") if num_threads == 1 else ("wall",)
+    clocks = ("busy", "wall") if num_threads == tensor_parallel == 1 else ("wall",)
     return EngineSetup("cpu", executor, scheduler(executor, shape, limits, kv_space_gib), clocks, extras.get("path"))
 
 
@@ -229,12 +234,18 @@ def settled_heap() -> Iterator[None]:
 # ---- parts ----
 
 
-def model_executor(shape: ModelConfig, extras: Mapping[str, Any], **options: Any) -> Executor:
+def model_executor(
+    shape: ModelConfig, extras: Mapping[str, Any], *, tensor_parallel: int = 1, **options: Any
+) -> Executor:
     from schedlab.framework.model.executor import ModelExecutor
+    from schedlab.framework.model.ranks import TensorParallelExecutor
 
     path = None if extras.get("path") is None else model_directory(extras["path"])
     weight_dtype = extras.get("weight_dtype")
-    return ModelExecutor(shape, path=path, seed=extras.get("seed", 0), weight_dtype=weight_dtype, **options)
+    options |= {"path": path, "seed": extras.get("seed", 0), "weight_dtype": weight_dtype}
+    if tensor_parallel == 1:
+        return ModelExecutor(shape, **options)
+    return TensorParallelExecutor(shape, tensor_parallel=tensor_parallel, **options)
 
 
 def model_preset(model: str | Mapping[str, Any]) -> tuple[ModelConfig, Mapping[str, Any]]:

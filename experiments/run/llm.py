@@ -6,7 +6,7 @@ preparation, and a token has come when the consumer has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from numbers import Integral
@@ -260,7 +260,7 @@ class LLM:
 
 
 def _setup(engine: str, model: str | Mapping[str, Any], keys: Mapping[str, Any]) -> EngineSetup:
-    makers = {"cpu": engines.cpu, "cuda": engines.cuda}
+    makers: dict[str, Callable[..., EngineSetup]] = {"cpu": engines.cpu, "cuda": engines.cuda}
     if engine not in makers:
         raise ConfigError(f"engine={engine}: expected {' or '.join(makers)}, which generate text")
     return makers[engine](model, **keys)

@@ -87,9 +87,11 @@ class Decoder:
         head: MakeLinear | None = None,
         router: MakeLinear | None = None,
         activations: torch.dtype | None = None,
+        reduce: Linear | None = None,
     ) -> None:
         """`head` applies the last matrix and `router` those that choose experts, default `linear`; rows are
-        `activations`, default the type of the weights."""
+        `activations`, default the type of the weights. `reduce` adds up the shares [T, H] of the ranks that `config`
+        and `weights` are one's share of."""
         rows = activations or weights.embed_VH.dtype
         device = weights.embed_VH.device
         wide = torch.float64 if weights.embed_VH.dtype == torch.float64 else torch.float32
@@ -100,7 +102,7 @@ class Decoder:
         self._embed_VH = weights.embed_VH
         self._embedding_multiplier = torch.tensor(config.embedding_multiplier).to(weights.embed_VH.dtype).item()
         self._layers = tuple(
-            Layer(config, window, layer, kernels, linear, router or linear, rows)
+            Layer(config, window, layer, kernels, linear, router or linear, rows, reduce)
             for window, layer in zip(config.windows, weights.layers, strict=True)
         )
         self._norm_H = weights.norm_H.to(rows)
@@ -126,6 +128,10 @@ class Decoder:
         return logits_SV if self._logits_divisor == 1 else logits_SV / self._logits_divisor
 
 
+def _reduced(half: Linear, reduce: Linear | None) -> Linear:
+    return half if reduce is None else lambda x_TH: reduce(half(x_TH))
+
+
 def _turns_locally(config: ModelConfig, window: int | None) -> bool:
     """Whether a layer rotates by the base of layers with a window."""
     return config.local_rope_theta is not None and window is not None
@@ -143,6 +149,7 @@ class Layer:
         linear: MakeLinear,
         router: MakeLinear,
         rows: torch.dtype,
+        reduce: Linear | None,
     ) -> None:
         self.local = _turns_locally(config, window)
         self._config = config
@@ -158,9 +165,9 @@ class Layer:
             for norm in (weights.attention_norm_H, weights.feed_forward_norm_H)
         )
         self._qkv: Linear = linear(weights.qkv_OH, weights.qkv_bias_O)
-        self._o: Linear = linear(weights.o_HO, weights.o_bias_H)
+        self._o = _reduced(linear(weights.o_HO, weights.o_bias_H), reduce)
         self._sinks_H = weights.sinks_H
-        self._feed_forward = feed_forward(config, weights.feed_forward, kernels, linear, router)
+        self._feed_forward = _reduced(feed_forward(config, weights.feed_forward, kernels, linear, router), reduce)
 
     def forward(
         self,

@@ -6,7 +6,9 @@ and lengths as they are given.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,16 +23,20 @@ from schedlab.framework.model.backend import Backend, backend_for
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.decoder import Decoder, KVCache
 from schedlab.framework.model.graphs import DecodeGraphs, Recorder
+from schedlab.framework.model.linear import headless
 from schedlab.framework.model.memory import available_bytes, keep_freed_memory, readable
 from schedlab.framework.model.phases import all_generated
 from schedlab.framework.model.sampling import sampling_tensors
 from schedlab.framework.model.stopwatch import stopwatch
 from schedlab.framework.model.weights import CPU, Weights, all_but_matrices_on, load_weights, random_weights
+from schedlab.framework.model.tensor_parallel import Group, Shard
 from schedlab.framework.request import EngineRequest
 from schedlab.kernels.torch_invariant import ROW_TILE
 
 DECODE_SPLIT = 512
 """Keys whose partial result a decode keeps in float32 until the splits are combined."""
+BlockPairs: TypeAlias = list[tuple[int, int]]
+"""From which block to which."""
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -45,7 +51,7 @@ class ModelExecutor:
     seed. `batch_invariant`: the same bits for a request in any batch and under any chunking, at a price in speed.
     `recorder`: how steps of decodes are recorded, padded to a few sizes, to be replayed; None runs each as it comes.
     `max_model_len` bounds their block tables. `weights` stand for `path` and `seed`, `backend` for the device's own.
-    Durations are the device's.
+    `group`: this is one rank's share of the model, which only rank 0's logits are read of. Durations are the device's.
     """
 
     needs_inputs = True
@@ -68,6 +74,7 @@ class ModelExecutor:
         kernels: str = "auto",
         weight_dtype: str | None = None,
         backend: Backend | None = None,
+        group: Group | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"engine.dtype: expected one of {', '.join(DTYPES)}, found {dtype}")
@@ -88,7 +95,7 @@ class ModelExecutor:
         torch.set_num_threads(num_threads)
         if device == "cpu":
             keep_freed_memory()
-        self.config = config
+        self.config = config if group is None else group.shard.config(config)
         self.vocab_size = config.vocab_size
         self.eos_token_ids = config.eos_token_ids
         self._dtype: torch.dtype = DTYPES[dtype]
@@ -98,12 +105,14 @@ class ModelExecutor:
         self._backend = backend or backend_for(
             self._device, self._dtype, batch_invariant=batch_invariant, choice=kernels, weight_dtype=weight_dtype
         )
-        weights = self._weights(path, seed, weight_dtype) if weights is None else weights
+        if weights is None:
+            weights = self._weights(config, path, seed, weight_dtype, None if group is None else group.shard)
         if self._backend.staged:
             weights = all_but_matrices_on(self._device, weights)
         self._decoder = Decoder(
-            config, weights, self._backend.kernels, self._backend.linear, head=self._backend.head,
-            router=self._backend.router, activations=self._backend.activations,
+            self.config, weights, self._backend.kernels, self._backend.linear,
+            head=self._backend.head if group is None or group.shard.rank == 0 else headless, router=self._backend.router, activations=self._backend.activations,
+            reduce=None if group is None else group.sum,
         )  # fmt: skip
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what packing took is room for the KV cache
@@ -121,8 +130,12 @@ class ModelExecutor:
         """The implementation that runs, as dispatch.py names it."""
         return self._backend.kernels.name
 
-    def _weights(self, path: str | Path | None, seed: int, weight_dtype: str | None) -> Weights:
-        count, dtype = self.config.num_parameters(), self._backend.weights or self._dtype
+    def _weights(
+        self, config: ModelConfig, path: str | Path | None, seed: int, weight_dtype: str | None, shard: Shard | None
+    ) -> Weights:
+        """Those of the whole model that are this rank's."""
+        count = config.num_parameters() if shard is None else shard.num_parameters(config)
+        dtype = self._backend.weights or self._dtype
         place = CPU if self._backend.staged else self._device
         if self._backend.staged:
             needed = Roofline(self.config, weight_dtype or "bf16").weight_bytes
@@ -130,9 +143,10 @@ class ModelExecutor:
                 needed += self.config.vocab_size * self.config.hidden_size * self._dtype.itemsize
             self._require(needed, f"model: {count:,} parameters in {weight_dtype} need", self._device)
         self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place)
+        keep = None if shard is None else partial(shard.layer, config)
         if path is None:
-            return random_weights(self.config, seed, dtype, place)
-        return load_weights(self.config, path, dtype, place)
+            return random_weights(config, seed, dtype, place, keep=keep)
+        return load_weights(config, path, dtype, place, keep=keep)
 
     def _require(self, needed: int, said: str, place: torch.device) -> None:
         if needed > (available := available_bytes(place)):
@@ -203,8 +217,7 @@ class ModelExecutor:
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         self._stopwatch.start()
-        _copy(self._kv, self._host_kv, batch.copies_out)
-        _copy(self._host_kv, self._kv, batch.copies_in)
+        self.copy_blocks(batch.copies_out, batch.copies_in)
         inputs = batch.inputs
         if inputs is None or not inputs.requests:
             self._stopwatch.stop()
@@ -215,6 +228,11 @@ class ModelExecutor:
         tokens_NK = np.full((len(inputs.requests), batch.steps), -1, dtype=np.int64)
         tokens_NK[inputs.emitting_S] = drawn_SK
         return self._result(tokens_NK, _failed(inputs, drawn_SK))
+
+    def copy_blocks(self, copies_out: BlockPairs, copies_in: BlockPairs) -> None:
+        """From device to host, then from host to device."""
+        _copy(self._kv, self._host_kv, copies_out)
+        _copy(self._host_kv, self._kv, copies_in)
 
     def _result(self, tokens_NK: np.ndarray, failed: dict[int, str]) -> StepResult:
         took_ns = self._stopwatch.elapsed_ns()
@@ -249,7 +267,7 @@ def _failed(inputs: Inputs, drawn_SK: np.ndarray) -> dict[int, str]:
     return failed
 
 
-def _copy(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
+def _copy(source: Tensor, target: Tensor, pairs: BlockPairs) -> None:
     if pairs:
         from_blocks, to_blocks = torch.tensor(pairs).unbind(1)
         copied = source.index_select(2, from_blocks.to(source.device))

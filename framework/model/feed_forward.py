@@ -29,7 +29,8 @@ def feed_forward(
     gate = gate_of(config, kernels)
     if isinstance(weights, Gated):
         return _gated(weights, linear, gate)
-    return _Experts(config, weights, [_gated(expert, linear, gate) for expert in weights.experts], router)
+    experts = [torch.zeros_like if expert is None else _gated(expert, linear, gate) for expert in weights.experts]
+    return _Experts(config, weights, experts, router)
 
 
 def gate_of(config: ModelConfig, kernels: Kernels) -> Gate:

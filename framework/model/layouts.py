@@ -30,11 +30,11 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A router and what it chooses among."""
+    """A router and what it chooses among; None stands for an expert of another rank."""
 
     router_EH: Tensor
     router_bias_E: Tensor | None
-    experts: tuple[Gated, ...]
+    experts: tuple[Gated | None, ...]
 
 
 FeedForward = Gated | Experts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +48,10 @@ class LayerWeights:
     feed_forward_norm_H: Tensor | None = None
 
 
+Keep = Callable[[LayerWeights], LayerWeights]
+"""One rank's share of a layer, or the layer in another form."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """All weights; `lm_head_VH` is `embed_VH` itself where the model ties them."""
@@ -73,8 +77,11 @@ def all_but_matrices_on(device: torch.device, weights: Weights) -> Weights:
     return Weights(embed, layers, moved(weights.norm_H), head)
 
 
-def load_weights(config: ModelConfig, directory: str | Path, dtype: torch.dtype, device: torch.device = CPU) -> Weights:
-    """Read a checkpoint of one or several safetensors files.
+def load_weights(
+    config: ModelConfig, directory: str | Path, dtype: torch.dtype, device: torch.device = CPU, *,
+    keep: Keep | None = None,
+) -> Weights:  # fmt: skip
+    """Read a checkpoint of one or several safetensors files; of each layer what `keep` does.
 
     ModelError for a missing or unreadable file, a missing tensor, one of another shape, or one that nobody asked for.
     """
@@ -82,19 +89,20 @@ def load_weights(config: ModelConfig, directory: str | Path, dtype: torch.dtype,
         checkpoint = _Checkpoint(Path(directory), stack)
         shapes = dict(tensor_shapes(config))
         checkpoint.check(shapes, config)
-        return _assemble(config, lambda name: checkpoint.read(name).to(device, dtype))
+        return _assemble(config, lambda name: checkpoint.read(name).to(device, dtype), keep)
 
 
 def random_weights(
-    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device = CPU, draw_on: torch.device = CPU
-) -> Weights:
+    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device = CPU, draw_on: torch.device = CPU, *,
+    keep: Keep | None = None,
+) -> Weights:  # fmt: skip
     """Weights drawn for each tensor from (seed, its name): the same in any process and for any order of drawing.
 
     Drawn on the CPU they are the same for every device; `draw_on` a GPU is quicker, and the same on that kind of GPU.
     """
     shapes = dict(tensor_shapes(config))
     one = 1.0 - config.norm_offset
-    return _assemble(config, lambda name: _draw(name, shapes[name], seed, draw_on, one).to(device, dtype))
+    return _assemble(config, lambda name: _draw(name, shapes[name], seed, draw_on, one).to(device, dtype), keep)
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -133,21 +141,21 @@ def _layer_norms(config: ModelConfig) -> tuple[str, ...]:
     return _SANDWICH if config.sandwich_norms else _NORMS
 
 
-def _assemble(config: ModelConfig, read: Read) -> Weights:
+def _assemble(config: ModelConfig, read: Read, keep: Keep | None) -> Weights:
     embed = read("model.embed_tokens.weight")
-    layers = tuple(_assemble_layer(config, read, f"model.layers.{i}") for i in range(config.num_hidden_layers))
+    layers = tuple(_assemble_layer(config, read, f"model.layers.{i}", keep) for i in range(config.num_hidden_layers))
     head = embed if config.tie_word_embeddings else read("lm_head.weight")
     return Weights(embed, layers, _norm(config, read, "model.norm"), head)
 
 
-def _assemble_layer(config: ModelConfig, read: Read, layer: str) -> LayerWeights:
+def _assemble_layer(config: ModelConfig, read: Read, layer: str, keep: Keep | None) -> LayerWeights:
     def fused(kind: str, *names: str) -> Tensor:
         return torch.cat([read(f"{layer}.{name}_proj.{kind}") for name in names])
 
     qkv = ("self_attn.q", "self_attn.k", "self_attn.v")
     before, after, *behind = (_norm(config, read, f"{layer}.{name}") for name in _layer_norms(config))
     heads = config.qk_norm or config.wide_qk_norm
-    return LayerWeights(
+    whole = LayerWeights(
         before,
         qkv_OH=fused("weight", *qkv),
         qkv_bias_O=fused("bias", *qkv) if config.qkv_bias else None,
@@ -161,6 +169,7 @@ def _assemble_layer(config: ModelConfig, read: Read, layer: str) -> LayerWeights
         attention_norm_H=behind[0] if behind else None,
         feed_forward_norm_H=behind[1] if behind else None,
     )
+    return whole if keep is None else keep(whole)
 
 
 def _norm(config: ModelConfig, read: Read, name: str) -> Tensor:
