@@ -62,7 +62,7 @@ def plain(figure: Figure) -> Figure:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_text(as_text(text.get_text()))  # type: ignore[attr-defined]
+        text.set_text(as_text(text.get_text()))
     return figure
 
 
