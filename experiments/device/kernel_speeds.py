@@ -7,7 +7,6 @@ products of few rows against the bytes of their weights.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from schedlab.experiments.device.rows import Device, Row
+from schedlab.experiments.device.rows import COPY, PRODUCT, Device, Row
 from schedlab.kernels.configs import DecodeTile, LinearTile, PrefillTile
 from schedlab.kernels.quantised import KINDS, quantise
 from schedlab.kernels.quantised_linear import Panels, product
@@ -29,11 +28,11 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 def ceilings(device: Device) -> Iterator[Row]:
     """Sets the device's ceilings. Bytes copied are counted read and written."""
     device.copy_tb_s = _copy_tb_s(device)
-    yield Row("ceilings", "copy, read and written", device.copy_tb_s, "TB/s")
+    yield Row("ceilings", COPY, device.copy_tb_s, "TB/s")
     size = 64 if device.interpreted else 8192
     a, b = device.randn(size, size), device.randn(size, size)
     device.matmul_tflops = 2 * size**3 / device.seconds(lambda: a @ b) / 1e12
-    yield Row("ceilings", f"bf16 product of {size}² matrices", device.matmul_tflops, "TFLOP/s")
+    yield Row("ceilings", PRODUCT, device.matmul_tflops, "TFLOP/s", note=f"{size} rows and columns")
 
 
 def _copy_tb_s(device: Device) -> float:
@@ -300,11 +299,8 @@ def graphs(device: Device) -> Iterator[Row]:
         return
     for batch in (1, 8):
         layers = _layers(device, batch)
-        layers()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            layers()
-        eager, replayed = _wall_seconds(layers), _wall_seconds(graph.replay)
+        replay = device.captured(layers)
+        eager, replayed = device.wall_seconds(layers), device.wall_seconds(replay)
         note = f"{1e3 * eager:.2f} ms launched, {1e3 * replayed:.2f} ms replayed"
         yield Row("graphs", f"16 layers' kernels, batch {batch}", eager / replayed, "times", 1.3, note=note)
 
@@ -325,15 +321,6 @@ def _layers(device: Device, batch: int) -> Callable[[], None]:
             ops.silu_mul(gate_up)
 
     return layers
-
-
-def _wall_seconds(run: Callable[[], None], times: int = 20) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(times):
-        run()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / times
 
 
 def _share(device: Device, section: str, what: str, nbytes: int, seconds: float, least: float | None) -> Row:

@@ -28,8 +28,8 @@ from schedlab.framework.model.memory import available_bytes, keep_freed_memory, 
 from schedlab.framework.model.phases import all_generated
 from schedlab.framework.model.sampling import sampling_tensors
 from schedlab.framework.model.stopwatch import stopwatch
-from schedlab.framework.model.weights import CPU, Weights, all_but_matrices_on, load_weights, random_weights
 from schedlab.framework.model.tensor_parallel import Group, Shard
+from schedlab.framework.model.weights import CPU, Weights, all_but_matrices_on, load_weights, random_weights
 from schedlab.framework.request import EngineRequest
 from schedlab.kernels.torch_invariant import ROW_TILE
 
@@ -82,10 +82,11 @@ class ModelExecutor:
             raise ConfigError(
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
-        if (key := config.virtual_only()) is not None:
-            found = getattr(config, key)
+        if (modelled := config.virtual_only()) is not None:
+            key, expected = modelled
+            found, said = getattr(config, key), "null" if expected is None else expected
             raise ConfigError(
-                f"model.{key}: expected 0 on engines that compute, found {found}; engine=virtual models it"
+                f"model.{key}: expected {said} on engines that compute, found {found}; engine=virtual models it"
             )
         if config.num_experts and device != "cpu":
             raise ConfigError(
@@ -111,7 +112,8 @@ class ModelExecutor:
             weights = all_but_matrices_on(self._device, weights)
         self._decoder = Decoder(
             self.config, weights, self._backend.kernels, self._backend.linear,
-            head=self._backend.head if group is None or group.shard.rank == 0 else headless, router=self._backend.router, activations=self._backend.activations,
+            head=self._backend.head if group is None or group.shard.rank == 0 else headless,
+            router=self._backend.router, activations=self._backend.activations,
             reduce=None if group is None else group.sum,
         )  # fmt: skip
         if self._device.type == "cuda":
@@ -145,7 +147,7 @@ class ModelExecutor:
         self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place)
         keep = None if shard is None else partial(shard.layer, config)
         if path is None:
-            return random_weights(config, seed, dtype, place, keep=keep)
+            return random_weights(config, seed, dtype, place, draw_on=self._device, keep=keep)
         return load_weights(config, path, dtype, place, keep=keep)
 
     def _require(self, needed: int, said: str, place: torch.device) -> None:
