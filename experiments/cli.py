@@ -6,6 +6,7 @@ arguments and is declared by `@app.command()`. Commands import what they need wh
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -177,7 +178,7 @@ def profile_import(context: typer.Context) -> None:
     import_profile(context.args)
 
 
-TraceFile = Annotated[Path, typer.Argument(help="a trace file or a run directory")]
+TraceFile = Annotated[Path, typer.Argument(help="a trace file, - for standard input, or a run directory")]
 Format = Annotated[str | None, typer.Option(help="of the file; detected by its keys when left out")]
 IdTokens = Annotated[int | None, typer.Option(help="tokens that one block id of the trace stands for")]
 TimeUnit = Annotated[str | None, typer.Option(help="of numeric times: ns, us, ms or s")]
@@ -281,6 +282,8 @@ def main() -> None:
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # so that policy._target_=mine.Mine finds mine.py, as under python -m
     warnings.showwarning = show_warning
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # they may have been closed
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # one that has no ≤ costs no run
@@ -288,10 +291,15 @@ def main() -> None:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
     except (SchedlabError, UsageError) as error:
         fail(error)
+    except BrokenPipeError:  # nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        sys.exit(1)
+    except MemoryError as error:
+        fail(ConfigError(f"not enough memory: {error}".removesuffix(": ")))
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        fail(ConfigError(f"{error.filename}: {error.strerror}"))
+        fail(ConfigError(f"{error.filename or 'standard output'}: {error.strerror}"))
     except KeyboardInterrupt:
         sys.exit(130)
 

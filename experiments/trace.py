@@ -5,15 +5,19 @@ Reading, statistics and writing are in workloads/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from schedlab.experiments.run import compose
-from schedlab.framework.errors import ConfigError
+from schedlab.framework.errors import ConfigError, TraceError
 from schedlab.framework.request import NS
 from schedlab.workloads.options import ReadOptions
 from schedlab.workloads.readers import read
@@ -48,7 +52,8 @@ def info(
     the arrivals over time and the lengths.
     """
     options = options or ReadOptions(keep_failed=True, keep_empty=True)
-    trace = read(path, format, options)
+    with on_disk(path) as file:
+        trace = read(file, format, options)
     show = (console or Console(highlight=False)).print
     show(f"[bold]{path}[/bold]")
     show(f"format {trace.provenance.format}, origin {trace.provenance.origin}, sha256 {trace.provenance.sha256}")
@@ -61,6 +66,22 @@ def info(
     if plot is not None:
         save_plot(trace, Path(plot))
         show(f"plot: {plot}")
+
+
+@contextmanager
+def on_disk(path: str | Path) -> Iterator[Path]:
+    """The file at `path`; for `-` one that holds what comes from standard input, for traces are read more than once."""
+    if str(path) != "-":
+        yield Path(path)
+        return
+    with TemporaryDirectory(prefix="schedlab-") as folder:
+        file = Path(folder) / "standard input"
+        try:
+            with file.open("wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+        except OSError as error:
+            raise TraceError(f"standard input: {error.strerror}, at {file}") from error
+        yield file
 
 
 def column_names(words: Iterable[str]) -> dict[str, str]:
@@ -149,7 +170,8 @@ def convert(
 
     What the target cannot say is an error or is told: nothing is left out silently.
     """
-    trace = read(path, format, options or ReadOptions())
+    with on_disk(path) as file:
+        trace = read(file, format, options or ReadOptions())
     if max_requests is not None:
         trace = first_requests(trace, max_requests)
     if max_length is not None:

@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from schedlab.framework.errors import ConfigError
+
 if TYPE_CHECKING:
     from schedlab.framework.batch import Batch
     from schedlab.framework.request import EngineRequest
+
+LONGEST_STEP_NS = 3_600_000_000_000
+
+
+def check_duration(ns: float) -> None:
+    """ConfigError for a modelled step of more than an hour: what sums of times are kept in has 64 bits."""
+    if not ns <= LONGEST_STEP_NS:
+        raise ConfigError(
+            f"a step would take {ns / LONGEST_STEP_NS:.3g} hours; expected one at most, of the rates and times of "
+            "hardware and serving, or of the profile"
+        )
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 from schedlab.framework.chain import Chains
 from schedlab.framework.clock import Clock, VirtualClock
 from schedlab.framework.commit import Commit
-from schedlab.framework.executor import Executor
+from schedlab.framework.executor import Executor, check_duration
 from schedlab.framework.journal import Journal, Stretch
 from schedlab.framework.ledger import Ledger
 from schedlab.framework.step import Decision
@@ -122,8 +122,8 @@ class Jump:
         assert isinstance(pool, list), "a jump takes blocks from the end of a list"
         context = stretch.context + n * stretch.steps
         first, last = tick, self._last_tick(cost, context, n, stretch.bound)
+        check_duration(cost.duration_ns(context + n * (last - tick)))
         growth, shift, scaled = cost.slope * n, cost.shift, cost.base + cost.slope * context
-        assert cost.base + cost.slope * (context + n * (last - tick)) < FAR, "a step of more than an hour"
         stop = FAR if stop_ns == math.inf else math.ceil(stop_ns)
         free, spare, since, free_block_ns = cache.num_free, len(pool), now, 0
         while tick < last and now < stop:

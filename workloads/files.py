@@ -114,7 +114,10 @@ def open_text(path: str | Path) -> Iterator[IO[str]]:
 def check_regular(path: Path) -> None:
     """TraceError for a pipe or a device: traces are read more than once, and need not end there."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise TraceError(f"{path}: is a pipe or a device, expected a file; write what comes from it into one first")
+        raise TraceError(
+            f"{path}: is a pipe or a device, expected a file; write what comes from it into one first, or pipe it into "
+            "schedlab trace info -"
+        )
 
 
 def _open_bytes(path: Path) -> IO[bytes]:

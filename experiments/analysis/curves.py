@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.analysis.metrics import check_metric
-from schedlab.experiments.analysis.plots import panels, styles
+from schedlab.experiments.analysis.plots import panels, plain, styles
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.table import Comparison, Run
 from schedlab.framework.errors import ConfigError
@@ -259,7 +259,7 @@ def save(found: Curves, directory: Path) -> list[Path]:
     """PNG, SVG and the data as CSV."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / f"{found.name}.{form}" for form in ("png", "svg", "csv")]
-    figure = picture(found)
+    figure = plain(picture(found))
     for path in paths[:2]:
         figure.savefig(path, dpi=120)
     with paths[2].open("w", newline="", encoding="utf-8") as file:

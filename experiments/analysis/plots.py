@@ -6,6 +6,7 @@ matplotlib is imported when something is drawn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+UNSHOWN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Signs that XML has not, or that turn the text around them."""
 POINTS = 400
 """Bins of a curve over time: about two pixels each."""
 
@@ -48,8 +51,22 @@ def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
     folder_within(directory.parent, directory.name)
     paths = [directory / f"{name}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
-        figure.savefig(not_a_link(path), dpi=120)
+        plain(figure).savefig(not_a_link(path), dpi=120)
     return paths
+
+
+def plain(figure: Figure) -> Figure:
+    """`figure` with every text `as_text`, once; but for names at ticks, which are made when it is drawn."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(as_text(text.get_text()))
+    return figure
+
+
+def as_text(name: str) -> str:
+    """A name of whatever signs for matplotlib: its dollars begin no formula, and what cannot be shown is spelt."""
+    return UNSHOWN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), name).replace("$", r"\$")
 
 
 def latency_cdf(runs: Mapping[str, RunTables], alone_s: np.ndarray | None = None) -> Figure:

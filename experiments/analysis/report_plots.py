@@ -16,7 +16,7 @@ import numpy as np
 from schedlab.experiments.analysis import plots, series
 from schedlab.experiments.analysis.bounds import draw_alone
 from schedlab.experiments.analysis.gaps import longest_gaps
-from schedlab.experiments.analysis.plots import COLOURS, POINTS, legend, panels, styles
+from schedlab.experiments.analysis.plots import COLOURS, POINTS, as_text, legend, panels, plain, styles
 from schedlab.experiments.analysis.step_work import StepWork
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.results.tables import RunTables
@@ -127,7 +127,7 @@ def fairness(runs: Mapping[str, Mapping[str, float]]) -> Figure:
         at = np.arange(len(clients)) + (place - (len(runs) - 1) / 2) * height
         seconds = [means.get(client, 0.0) for client in clients]
         axis.barh(at, seconds, height * 0.9, color=style["color"], label=name)
-    axis.set_yticks(range(len(clients)), clients)
+    axis.set_yticks(range(len(clients)), map(as_text, clients))
     axis.invert_yaxis()
     axis.set(xlabel="mean end-to-end latency per output token (s)", ylabel="client")
     legend(axis, runs)
@@ -174,7 +174,7 @@ def svg(figure: Figure, name: str) -> str:
 
     text = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        plain(figure).savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     figure.set_layout_engine("none")  # it is laid out now; saving it again need not do so again
     body = text.getvalue()[text.getvalue().index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

@@ -66,10 +66,10 @@ def run_with_overrides(
         hydra.main(config_path=f"pkg://{CONFIG_MODULE}", config_name=config_name, version_base="1.3")(job)()
         for error in failures:
             raise error
-    except (*USER_ERRORS, ValueError) as error:
+    except (*USER_ERRORS, ValueError, TypeError, AttributeError) as error:
         if not failures:
             refuse_other_than_options(words)
-        if isinstance(error, USER_ERRORS):
+        if isinstance(error, USER_ERRORS) or not failures:  # what Hydra raises is about the words
             raise ConfigError(one_line(error)) from error
         raise
 
@@ -95,8 +95,8 @@ def refuse_other_than_options(words: Sequence[str]) -> None:
     for override in parsed:
         group, value = override.key_or_group, override.value()
         options = value.list if isinstance(value, ChoiceSweep) else [value]
-        is_group = not override.is_delete() and (files(CONFIG_MODULE) / group).is_dir()
-        if is_group and not all(isinstance(x, str | dict | QuotedString | Sweep | Glob) for x in options):
+        kinds = (str, QuotedString, type(None)) if override.is_delete() else (str, dict, QuotedString, Sweep, Glob)
+        if (files(CONFIG_MODULE) / group).is_dir() and not all(isinstance(x, kinds) for x in options):
             raise ConfigError(f"{override.input_line}: expected the name of an option of {group}")
 
 
@@ -107,7 +107,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """
     try:
         return _compose("config", overrides)
-    except (*USER_ERRORS, ValueError) as error:
+    except (*USER_ERRORS, ValueError, TypeError, AttributeError) as error:
         refuse_other_than_options(overrides)
         raise ConfigError(one_line(error)) from error
 

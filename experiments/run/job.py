@@ -5,9 +5,11 @@ A job that fails leaves a result that says so and costs the other jobs of a swee
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -168,7 +170,10 @@ def made(config: DictConfig) -> tuple[Path, RunTables, str]:
     except Exception as error:
         if identity is None and resume.is_sibling_s(directory, None, sweep):
             directory = directory.with_name(f"{directory.name}-job{compose.job_number()}")
-        record_failure(directory, error)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            error.filename = short(directory)
+        with suppress(OSError):  # a full disk; the line tells what ended the run
+            record_failure(directory, error)
         raise
     return directory, tables, ""
 

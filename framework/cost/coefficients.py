@@ -18,6 +18,7 @@ from schedlab.framework.cost.estimate import Bound, Estimate, estimate, largest,
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.cost.routing import Routing
+from schedlab.framework.executor import check_duration
 
 FRACTION_BITS = 20
 """Decode durations are fixed-point: whole 2^-20 ns, so that sums and products of integers are exact in any order."""
@@ -227,6 +228,7 @@ class DecodeCost:
         """`explained` gives the compute and memory time that `bound` is judged by; the rest is overhead."""
         n = num_decodes
         base = sum(coefficients.shares_ns(n, n, n, 0, 0, 0, 0, 0))
+        check_duration(base)
         compute, memory, _ = explained.shares_ns(n, n, n, 0, 0, 0, 0, 0)
         self.base = round(base * _ONE) + _HALF
         host = min(coefficients.host_ns + coefficients.host_request_ns * n, max(base - compute - memory, 0.0))

@@ -18,7 +18,7 @@ from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.cost.roofline import ModelShape, Roofline, windowed_context
 from schedlab.framework.cost.windows import attention_reach
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.executor import StepResult
+from schedlab.framework.executor import StepResult, check_duration
 
 if TYPE_CHECKING:
     from schedlab.framework.batch import Batch
@@ -180,6 +180,7 @@ class CostExecutor:
         if self.coefficients is not self.explained:
             charged = self.coefficients.shares_ns(tokens, rows, decodes, prefills, pairs, keys, context, copied)
             total = sum(charged)
+        check_duration(total)
         return StepResult(round(total), None, largest(compute, memory, total - compute - memory))
 
     def _rates_of(self, explained: Coefficients) -> Rates:

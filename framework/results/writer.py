@@ -7,6 +7,7 @@ A run that is killed leaves `.partial` logs that can be read up to their last fl
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,7 +106,11 @@ class RunWriter(Recorder):
                 self.flush()
         with suppress(OSError):
             self._close_logs(whole=False)
-        self._write_result(status, {"error": str(error) or type(error).__name__})
+        result = {"error": str(error) or type(error).__name__}
+        try:
+            self._write_result(status, result)
+        except OSError:  # a full disk has no room for a second file; the room of the first is its own
+            _put(self.directory / "result.json", as_json(self._result(status, result)))
 
     def __enter__(self) -> Self:
         return self
@@ -123,10 +128,13 @@ class RunWriter(Recorder):
                 stack.callback(log.close, whole=whole)
 
     def _write_result(self, status: str, result: Mapping[str, Any]) -> dict[str, Any]:
-        defaults = {"digest": None, "record": self.record, "summary": empty_summary(), "error": None}
-        whole = {"status": status, "config_hash": self._config_hash, **defaults, **result}
+        whole = self._result(status, result)
         write_json(self.directory / "result.json", whole)
         return whole
+
+    def _result(self, status: str, result: Mapping[str, Any]) -> dict[str, Any]:
+        defaults = {"digest": None, "record": self.record, "summary": empty_summary(), "error": None}
+        return {"status": status, "config_hash": self._config_hash, **defaults, **result}
 
     def _keep(self, table: str, flat: Flat) -> None:
         if self._logs:
@@ -152,9 +160,21 @@ def _remove_logs(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def as_json(content: Any) -> str:
+    """The text of a JSON file; NaN and infinity are refused, since they are none."""
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` in one go; NaN and infinity are refused, since they are not JSON."""
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    """Replace `path` in one go."""
+    write_whole(path, as_json(content))
+
+
+def _put(path: Path, text: str) -> None:
+    """Write over the file at `path` where it lies; no link is followed."""
+    with open(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.truncate()
 
 
 def write_whole(path: Path, text: str) -> None:
