@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from schedlab.experiments import engines
-from schedlab.experiments.run.api import run
+from schedlab.experiments.notebook.runs import run
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.model import graphs
 from schedlab.policies.chunked_prefill import ChunkedPrefill
