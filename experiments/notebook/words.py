@@ -13,7 +13,7 @@ from typing import Any
 
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.api import Experiment
-from schedlab.experiments.run.job import GROUPS, experiment_of, settings_of
+from schedlab.experiments.run.job import FLEET_GROUPS, GROUPS, experiment_of, settings_of
 from schedlab.framework.errors import ConfigError
 
 PARTS = ("policy", "workload", "engine", "slo", "predictor", "admission", "observed_at")
@@ -49,12 +49,15 @@ def experiment(parts: Mapping[str, Any], words: Sequence[str], more: Mapping[str
     resolved = compose.resolve(config)
     if "engine" in objects and "estimator" in resolved["policy"]:
         resolved["policy"]["estimator"] = {"_target_": f"{__name__}.{NoEstimator.__name__}"}
+    if resolved["cluster"] and (own := {"policy", "engine"} & objects.keys()):
+        raise ConfigError(f"cluster: replicas are built from names; {min(own)} is an object")
+    groups = FLEET_GROUPS if resolved["cluster"] else GROUPS
     made = experiment_of(resolved, settings_of(resolved), objects)
     pairs = (text.lstrip("+").partition("=") for text in told)
     return replace(
         made,
         config=described(resolved, chosen, objects) if objects else resolved,
-        labels={place: chosen[place] for place in GROUPS if place in chosen and place not in objects},
+        labels={place: chosen[place] for place in groups if place in chosen and place not in objects},
         overrides={key: value for key, _, value in pairs},
     )
 

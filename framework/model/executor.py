@@ -82,10 +82,11 @@ class ModelExecutor:
             raise ConfigError(
                 f"engine.num_threads: expected to divide {ROW_TILE} in batch-invariant mode, found {num_threads}"
             )
-        if (key := config.virtual_only()) is not None:
-            found = getattr(config, key)
+        if (modelled := config.virtual_only()) is not None:
+            key, expected = modelled
+            found, said = getattr(config, key), "null" if expected is None else expected
             raise ConfigError(
-                f"model.{key}: expected 0 on engines that compute, found {found}; engine=virtual models it"
+                f"model.{key}: expected {said} on engines that compute, found {found}; engine=virtual models it"
             )
         if config.num_experts and device != "cpu":
             raise ConfigError(

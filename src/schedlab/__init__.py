@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from schedlab.experiments.notebook.runs import RunResult, Runs, load, run, sweep
     from schedlab.experiments.notebook.studies import capacity, compare, explain, plot, report
     from schedlab.experiments.run.llm import LLM
+    from schedlab.framework.cluster.fleet import Fleet
+    from schedlab.framework.cluster.router import Router
+    from schedlab.framework.cluster.view import ReplicaView
     from schedlab.framework.policy import (
         Aborted,
         Admitted,
@@ -30,6 +33,9 @@ _NAMES = {
     "schedlab.experiments.notebook.runs": ("run", "sweep", "load", "RunResult", "Runs"),
     "schedlab.experiments.notebook.studies": ("compare", "explain", "capacity", "report", "plot"),
     "schedlab.experiments.run.llm": ("LLM",),
+    "schedlab.framework.cluster.fleet": ("Fleet",),
+    "schedlab.framework.cluster.router": ("Router",),
+    "schedlab.framework.cluster.view": ("ReplicaView",),
     "schedlab.framework.policy": (
         "Policy", "Event", "Arrived", "Admitted", "Progressed", "Preempted", "Finished", "Aborted", "Rejected",
     ),
@@ -39,9 +45,9 @@ _NAMES = {
 _EXPORTS = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {"engines": "schedlab.experiments.engines", "testing": "schedlab.testing"}
 __all__ = [
-    "LLM", "SLO", "Aborted", "Admitted", "Arrived", "Event", "Finished", "Grant", "Policy", "Preempted", "Progressed",
-    "Rejected", "Request", "RunResult", "Runs", "SamplingParams", "Step", "__version__", "capacity", "compare",
-    "engines", "explain", "load", "plot", "report", "run", "sweep",
+    "LLM", "SLO", "Aborted", "Admitted", "Arrived", "Event", "Finished", "Fleet", "Grant", "Policy", "Preempted",
+    "Progressed", "Rejected", "ReplicaView", "Request", "Router", "RunResult", "Runs", "SamplingParams", "Step",
+    "__version__", "capacity", "compare", "engines", "explain", "load", "plot", "report", "run", "sweep",
 ]  # fmt: skip
 
 

@@ -80,6 +80,7 @@ def test_an_object_may_stand_for_any_part(tmp_path):
         (lambda: lab.run("fcfs", "poisson", "stub", 3), "expected words as key=value .* found 3"),
         (lambda: lab.run("fcfs", "poisson", "stub", workload__arrivals=FCFS()), "workload.arrivals: expected a plain"),
         (lambda: lab.run("fcfs", "poisson", "stub", "wandb.mode=online"), "wandb.mode: the commands heed it"),
+        (lambda: lab.run(FCFS(), "poisson", "stub", cluster="replicas"), "cluster: replicas are built from names"),
         (lambda: lab.run("slo_aware", CommonWork(num_requests=2), engines.stub()), "asks how long steps take"),
     ],
 )
