@@ -20,9 +20,9 @@ def shell(tmp_path: Path) -> dict[str, str]:
     """An environment in which `schedlab` is this one."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tools / "schedlab").write_text(f'#!/bin/sh\nexec {sys.executable} -m schedlab "$@"\n')
-    (tools / "schedlab").chmod(0o755)
-    (tools / "python").symlink_to(sys.executable)
+    for name, words in {"schedlab": "-m schedlab ", "python": ""}.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+        (tools / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     return {**kept, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 
