@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -92,7 +92,9 @@ class Experiment:
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
-                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor, self.admission)
+                engine = stack.enter_context(
+                    closing(self.engine.engine(self.policy, source, clock, recorder, self.predictor, self.admission))
+                )
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
                     engine.run(self._after_steps(source, shown, between))

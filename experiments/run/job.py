@@ -19,7 +19,7 @@ from schedlab.experiments.analysis.table import Comparison, Run, headline
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.run.checks import check_arguments
-from schedlab.experiments.run.fleet import fleet_of
+from schedlab.experiments.run.fleet_config import fleet_of
 from schedlab.experiments.run.manifest import MANIFEST, write_manifest
 from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.run.progress import progress

@@ -7,7 +7,8 @@ import pytest
 
 import schedlab as library
 from schedlab.experiments.run import compose
-from schedlab.experiments.run.fleet import FleetPlan, Member, fleet_of
+from schedlab.experiments.run.fleet import FleetPlan, Member
+from schedlab.experiments.run.fleet_config import fleet_of
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run

@@ -133,6 +133,21 @@ def test_what_does_not_fit_in_memory_is_refused_in_one_line(monkeypatch):
     assert str(error.value) == ("model: 8,030,261,248 parameters in bfloat16 need 15.0 GiB, found 1.0 MiB available")
 
 
+def test_host_blocks_are_of_the_hosts_memory(monkeypatch):
+    """A device with room for its own blocks alone, and a host with room for four of its."""
+    executor = ModelExecutor(preset("tiny"), device="meta", recorder=None)
+    room = {"meta": 16 * executor.block_bytes(16), "cpu": 4 * executor.block_bytes(16)}
+    monkeypatch.setattr(executor_module, "available_bytes", lambda device: room[device.type])
+    executor.allocate(16, 16, 4, 4)
+    with pytest.raises(ConfigError) as error:
+        executor.allocate(16, 16, 5, 4)
+    assert str(error.value) == (
+        "engine.swap_space_gib: 5 host blocks of 16 tokens need 0.2 MiB of the host's memory, found 0.1 MiB available"
+    )
+    with pytest.raises(ConfigError, match=r"^engine.num_blocks: 17 blocks of 16 tokens need"):
+        executor.allocate(17, 16, 4, 4)
+
+
 def test_available_memory_heeds_the_control_group(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
