@@ -271,11 +271,14 @@ class ModelExecutor:
 
 def _failed(inputs: Inputs, drawn_SK: np.ndarray) -> dict[int, str]:
     """The grants that did not draw a token in every step, and why."""
-    failed = {}
-    for grant, position, drawn_K in zip(inputs.emitting_S.tolist(), inputs.output_positions_S, drawn_SK, strict=True):
-        if (missing := np.flatnonzero(drawn_K < 0)).size:
-            failed[grant] = f"logits at position {position + missing[0]} are not finite"
-    return failed
+    missing_SK = drawn_SK < 0
+    rows_F = np.flatnonzero(missing_SK.any(axis=1))
+    positions_F = inputs.output_positions_S[rows_F] + missing_SK[rows_F].argmax(axis=1)
+    grants_F = inputs.emitting_S[rows_F]
+    return {
+        grant: f"logits at position {position} are not finite"
+        for grant, position in zip(grants_F.tolist(), positions_F.tolist(), strict=True)
+    }
 
 
 def _copy(source: Tensor, target: Tensor, pairs: BlockPairs) -> None:
