@@ -283,9 +283,7 @@ def capacity_job(config: DictConfig) -> None:
     print(f"in {short(directory)}")
 
 
-def bench_of(
-    config: DictConfig, options: CapacityOptions, chosen: Mapping[str, str] | None = None
-) -> CapacityBench:
+def bench_of(config: DictConfig, options: CapacityOptions, chosen: Mapping[str, str] | None = None) -> CapacityBench:
     """`chosen`: the options of groups, where Hydra does not hold them."""
     from schedlab.experiments.analysis.table import predictor_line
     from schedlab.experiments.run import compose
