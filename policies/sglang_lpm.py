@@ -97,17 +97,17 @@ class SGLangLPM(Preempting):
         return before - step.token_budget
 
     def _admit(self, step: Step, room: int) -> None:
-        reserved = sum(self._reserved(step, request) for request in running_now(step))
+        alone, reserved = not step.running, sum(self._reserved(step, request) for request in running_now(step))
         for request in self._order(step):
             if not room or not step.free_slots or not may_be_admitted(step, request):
                 break
             needed = step.blocks_needed(request, remaining(step, request) + self._left(request))
-            alone = not step.running and step.token_budget == room
             if not can_admit(step, request) or (needed + reserved > step.free_blocks and not alone):
                 break
             free = step.free_blocks
             room -= step.grant(request, room).tokens
             reserved += needed - (free - step.free_blocks)
+            alone = False
 
     def _order(self, step: Step) -> Iterator[Request]:
         if len(step.waiting) > self.fcfs_above:

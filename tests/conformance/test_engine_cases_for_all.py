@@ -18,7 +18,7 @@ from schedlab.testing import Case, Spec, check_streams
 
 MS = 1_000_000
 NAMES = [option.name for option in options() if option.target.startswith("schedlab.policies.")]
-BY_SERVICE = ("multilevel_feedback", "program_las", "fastserve")
+BY_SERVICE = ("multilevel_feedback", "program_las", "fastserve", "sglang_lpm")
 LOOK_AT_NEWCOMERS = ("shedding", "srpt", "fastserve")
 all_policies = pytest.mark.parametrize("name", NAMES)
 
@@ -103,7 +103,7 @@ def test_what_can_never_fit_stops_nobody(name):
 def test_a_preempted_request_keeps_its_place(name):
     """Equal requests that outgrow the pool: nobody is admitted before one that came earlier and was thrown out.
 
-    Under those of BY_SERVICE who was served makes way for who was not: that is their rule.
+    Under those of BY_SERVICE what a request was served decides who makes way: that is their rule.
     """
     trace = [Spec(f"r{i:02d}", i * MS, 12, 20) for i in range(12)]
     outcome = served(name, trace, num_blocks=20, max_num_seqs=5)
