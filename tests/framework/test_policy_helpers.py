@@ -272,8 +272,10 @@ def test_an_estimator_that_is_never_asked_makes_no_difference():
 # -- holding ----------------------------------------------------------------------------------------------------------
 
 
-ASKED_OFTEN = ("sarathi", "fcfs/spare", "fastserve")
-"""Spare blocks may run out in a pool that could not hold every `max_tokens`; a quantum of time ends."""
+ASKED_OFTEN = ("sarathi", "fcfs/spare", "fastserve", "sglang_lpm")
+"""Spare blocks may run out in a pool that could not hold every `max_tokens`; a quantum of time ends; the share of
+outputs for which room is left falls, and who waits for that may come in.
+"""
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if not name.startswith(ASKED_OFTEN)])
