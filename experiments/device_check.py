@@ -3,139 +3,78 @@
     python -m schedlab.experiments.device_check --out DIR        (with src on PYTHONPATH where nothing is installed)
 
 Needs torch, triton and numpy alone, and no network. `--interpret` runs the same on small shapes by Triton's
-interpreter, where times mean nothing. A section that fails is a row that says so, and the others still run; sections
-that the time does not allow are named. Exit status 1 if a demand was missed or a section failed.
+interpreter, where times mean nothing. Every section is a process of its own with a time limit; one that fails, hangs or
+dies is a row that says so, and the others still run. Rows are in DIR/rows.jsonl as soon as they are known, the summary
+in DIR/device_check.json after each section. Exit status 1 if a demand was missed or a section failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
-import platform
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from schedlab.experiments.device.rows import Device, Row
+from schedlab.experiments.device import machine
+from schedlab.experiments.device.rows import HEADER
+from schedlab.experiments.device.sections import SECTIONS, Section
+from schedlab.experiments.device.supervisor import Supervisor
 
-Section = Callable[["Device"], Iterator["Row"]]
-
-
-def sections() -> dict[str, Section]:
-    """In the order of their worth: what is cut when time is short comes last."""
-    from schedlab.experiments.device import engine_checks, kernel_checks, kernel_speeds
-
-    return {
-        "ceilings": kernel_speeds.ceilings,
-        "correctness": kernel_checks.correctness,
-        "decode": kernel_speeds.decode,
-        "prefill": kernel_speeds.prefill,
-        "policies": engine_checks.policies,
-        "steps": engine_checks.steps,
-        "pointwise": kernel_speeds.pointwise,
-        "sampling": kernel_speeds.sampling,
-        "products": kernel_speeds.products,
-        "graphs": kernel_speeds.graphs,
-        "calibration": engine_checks.calibration,
-        "weights": engine_checks.weight_types,
-        "tiles": kernel_speeds.tiles,
-    }
+PROCESSES = 16
+"""That compile at a time; one takes about a second and 400 MB for a kernel."""
+MACHINE = Section("machine", "schedlab.experiments.device.machine:describe", 90)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
+    sections = chosen(options)
     if options.interpret:
-        os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which is from here on
-    import torch
+        os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, by the processes that are started
+    if options.out is None:
+        with tempfile.TemporaryDirectory(prefix="device-check-") as folder:
+            return check(Path(folder), sections, options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if found := next(options.out.iterdir(), None):
+        print(f"device_check: --out: expected an empty folder, found {found}", file=sys.stderr)
+        return 2
+    return check(options.out, sections, options)
 
-    from schedlab.experiments.device.rows import Device
 
-    if not options.interpret and not torch.cuda.is_available():
+def check(folder: Path, sections: list[Section], options: argparse.Namespace) -> int:
+    supervisor = Supervisor(folder, "cpu" if options.interpret else "cuda", options.seconds)
+    supervisor.together([(MACHINE, ())])
+    found = machine.read(folder)
+    if found and found["device"] is None:
         print("device_check: expected a GPU, found none; --interpret runs small shapes on the CPU", file=sys.stderr)
         return 2
-    torch.manual_seed(0)
-    began = time.monotonic()
-    device = Device(options.interpret)
-    rows, skipped = collect(device, options, lambda: time.monotonic() - began)
-    report = {"machine": machine(options.interpret), "seconds": round(time.monotonic() - began, 1), "skipped": skipped}
-    print(table(rows))
-    left_out = f"; skipped: {', '.join(skipped)}" if skipped else ""
-    print(f"{report['seconds']} s on {machine(options.interpret)['device']}{left_out}")
-    if options.out:
-        write(options.out, report | {"rows": [asdict(row) | {"ok": row.ok} for row in rows]})
-        if device.profile is not None:
-            device.profile.save(options.out / "profile.json")
-    return int(any(row.ok is False for row in rows))
+    print(HEADER, flush=True)
+    if not options.interpret:
+        supervisor.compile(tuple(sections), min(os.cpu_count() or 1, PROCESSES))
+    supervisor.run(sections)
+    left_out = f"; skipped: {', '.join(supervisor.skipped)}" if supervisor.skipped else ""
+    print(f"{supervisor.elapsed_s:.1f} s on {found.get('device', 'an unknown machine')}{left_out}")
+    return int(supervisor.missed)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="device_check", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder for device_check.json and the engine's profile.json")
+    parser = argparse.ArgumentParser(prog="device_check", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="an empty folder for rows.jsonl, device_check.json and profile.json")
     parser.add_argument("--interpret", action="store_true", help="small shapes, by Triton's interpreter, on the CPU")
     parser.add_argument("--sections", nargs="+", help="only these")
-    parser.add_argument("--seconds", type=float, default=240.0, help="start no section after this time (default 240)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no section later, end the last one")
     return parser.parse_args(arguments)
 
 
-def collect(device: Device, options: argparse.Namespace, elapsed: Callable[[], float]) -> tuple[list[Row], list[str]]:
-    """Rows of all sections, and the names of those there was no time for."""
-    chosen = sections()
-    if unknown := set(options.sections or ()) - set(chosen):
-        raise SystemExit(f"device_check: --sections: expected some of {', '.join(chosen)}, found {unknown.pop()}")
-    rows: list[Row] = []
-    skipped = []
-    for name, section in chosen.items():
-        if options.sections and name not in options.sections:
-            continue
-        if elapsed() > options.seconds:
-            skipped.append(name)
-            continue
-        before = elapsed()
-        rows += guarded(name, section, device)
-        print(f"{name}: {elapsed() - before:.1f} s", file=sys.stderr, flush=True)
-    return rows, skipped
-
-
-def guarded(name: str, section: Section, device: Device) -> list[Row]:
-    """The section's rows; if it fails, those before the failure and one that tells it."""
-    from schedlab.experiments.device.rows import Row
-
-    rows: list[Row] = []
-    try:
-        rows.extend(section(device))
-    except Exception as failure:
-        first_line = (str(failure).splitlines() or [""])[0]
-        note = f"{type(failure).__name__}: {first_line}"
-        rows.append(Row(name, "failed", float("nan"), "", most=0, note=note))
-    return rows
-
-
-def machine(interpreted: bool) -> dict[str, str]:
-    import torch
-    import triton
-
-    device = "the interpreter" if interpreted else torch.cuda.get_device_name()
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
-    return {"device": device, **versions}
-
-
-def table(rows: list[Row]) -> str:
-    lines = [f"{'section':12} {'what':52} {'value':>10} {'unit':8} {'demand':>10}    note"]
-    for row in rows:
-        demand = f">= {row.least:g}" if row.least is not None else f"<= {row.most:g}" if row.most is not None else ""
-        mark = {True: "ok", False: "NO", None: ""}[row.ok]
-        lines.append(f"{row.section:12} {row.what:52} {row.value:10.4g} {row.unit:8} {demand:>10} {mark:2} {row.note}")
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def write(folder: Path, report: dict[str, object]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "device_check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+def chosen(options: argparse.Namespace) -> list[Section]:
+    """On the interpreter without limits, for its times mean nothing."""
+    known = [section.name for section in SECTIONS]
+    if unknown := set(options.sections or ()) - set(known):
+        raise SystemExit(f"device_check: --sections: expected some of {', '.join(known)}, found {unknown.pop()}")
+    limited = [section for section in SECTIONS if not options.sections or section.name in options.sections]
+    return [replace(section, seconds=math.inf) for section in limited] if options.interpret else limited
 
 
 if __name__ == "__main__":

@@ -27,12 +27,14 @@ cdef class Engine:
     cpdef bint step(self, horizon_ns=*) except -1
     cpdef submit(self, EngineRequest request)
     cdef _take_arrivals(self, now)
+    cpdef note_last_arrival(self)
     cdef _next_arrival(self)
     cdef bint _await_arrival(self) except -1
     cdef _take_aborts(self, now)
     cdef Py_ssize_t _audit_spacing(self) except -1
     cdef _withdraw(self, EngineRequest request, now)
     cpdef next_event_ns(self)
+    cpdef wakes_ns(self)
     cdef _continue(self, now)
     cdef _ask(self, now)
     cdef _schedule(self, Step step)

@@ -139,6 +139,15 @@ class Engine:
             if on_step is not None:
                 on_step(self)
 
+    def close(self) -> None:
+        """Give back the KV memory; nothing can be run afterwards. What refers to nothing else is then free at once:
+        garbage collections may be far apart, and a device has no room for a second engine meanwhile."""
+        release = getattr(self.executor, "release", None)
+        if release is not None:
+            release()
+        self.commit.part()
+        self._observe = None
+
     def step(self, horizon_ns: float = math.inf) -> bool:
         """One boundary and one step (or one jump over standing steps); False when nothing is left to do.
 
@@ -215,7 +224,11 @@ class Engine:
             self._take_aborts(now)  # what was withdrawn before it became visible is never scheduled
         self._arrival_ns = self._next_arrival()
         if self._arrival_ns == math.inf:
-            self.recorder.last_arrival(now, self._tokens_served(), self._demanded)
+            self.note_last_arrival()
+
+    def note_last_arrival(self) -> None:
+        """No further arrival is known: what each client was served by now is what its share is judged by."""
+        self.recorder.last_arrival(self.clock.now(), self._tokens_served(), self._demanded)
 
     def _next_arrival(self) -> float:
         arrival = self.source.peek()
@@ -249,6 +262,15 @@ class Engine:
         while self._aborts and self._aborts[0][2]._request_id not in self._requests:
             heapq.heappop(self._aborts)
         return min(self._arrival_ns, self._aborts[0][0]) if self._aborts else self._arrival_ns
+
+    def wakes_ns(self) -> float:
+        """When the next step begins if nothing new is put into the source: now, when idling ends, or never."""
+        if not self._requests:
+            return math.inf
+        now = self.clock.now()
+        if self._idle_until_ns is None:
+            return now
+        return max(now, min(self._idle_until_ns, self.next_event_ns()))
 
     # -- deciding --
 

@@ -7,7 +7,7 @@ from schedlab.framework.request cimport EngineRequest
 cdef class PrefixCache:
     cdef public object pool, lru, _used
     cdef public Py_ssize_t block_size, num_unowned
-    cdef public dict index, computing, _watchers, _stale, _changed
+    cdef public dict index, computing, changed_keys, _watchers, _stale, _changed
     cdef public list remains
 
     cpdef list allocate(self, Py_ssize_t count, Py_ssize_t last=*)

@@ -38,6 +38,7 @@ class PrefixCache:
         self._watchers: dict[bytes, dict[EngineRequest, None]] = {}
         self._stale: dict[EngineRequest, None] = {}
         self._changed: dict[EngineRequest, None] = {}
+        self.changed_keys: dict[bytes, None] | None = None  # of the index, since somebody looked; None: nobody does
 
     # -- blocks --
 
@@ -367,6 +368,8 @@ class PrefixCache:
                 del self._watchers[key]
 
     def _notify(self, key: bytes) -> None:
+        if self.changed_keys is not None:
+            self.changed_keys[key] = None
         watchers = self._watchers.get(key)
         if watchers:
             self._stale.update(watchers)

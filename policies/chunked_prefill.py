@@ -1,7 +1,10 @@
 """Stall-free batching: decodes first, then prompts in chunks that fill what is left of the step.
 
-Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024. With
-`chunk_size` equal to the token budget this is vLLM V1's default.
+Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024.
+
+Differs from the source: a decode needs a free block only where it starts one, blocks of a prompt are taken chunk by
+chunk, and no watermark is kept; `sarathi` has these rules. vLLM V1's scheduler, which treats decodes and chunks alike,
+is `vllm_v1`: with `chunk_size` equal to the token budget both decide the same as long as the pool has room.
 """
 
 from __future__ import annotations

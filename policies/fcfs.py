@@ -1,7 +1,7 @@
 """First come, first served, prompts first: whole prompts before any decode.
 
 Source: the scheduler of vLLM V0 (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-PagedAttention", SOSP 2023). vLLM V1's default is `chunked_prefill` here.
+PagedAttention", SOSP 2023). vLLM V1's is `vllm_v1`.
 """
 
 from __future__ import annotations

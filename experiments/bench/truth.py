@@ -30,7 +30,7 @@ from schedlab.experiments.run import compose
 from schedlab.experiments.studies.profile_import import imported, open_source
 from schedlab.framework.cost.fit import Profile
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import Roofline
+from schedlab.framework.cost.roofline import Roofline, Work
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.stages import ClientView, Stage
 from schedlab.policies.chunked_prefill import ChunkedPrefill
@@ -42,6 +42,8 @@ from schedlab.workloads.workload import Offered
 MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama3.1-8b", "nvidia/Llama-3.1-8B-Instruct-FP8": "llama3.1-8b",
     "meta-llama/Llama-3.1-70B": "llama3.1-70b", "Qwen/Qwen3-32B": "qwen3-32b", "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b", "openai/gpt-oss-120b": "gpt-oss-120b",
+    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
 }  # fmt: skip
 DTYPES = {"": "bf16", "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 WAYS = ("preset", "preset + serving", "imported + serving")
@@ -97,6 +99,10 @@ def why_not(line: Mapping[str, str]) -> str | None:
         return f"model {line['model_path'].rpartition('/')[2]}"
     if int(float(line["pp_size"])) > 1 or int(float(line["attention_dp_size"] or 1)) > 1:
         return "pipeline or data parallel"
+    if shape(MODELS[line["model_path"]]).num_experts and not line["moe_tp_size"] == line["tp_size"] == str(
+        int(line["tp_size"]) * int(line["moe_ep_size"] or 1)
+    ):
+        return "experts split otherwise than attention"
     hardware = line["system"].removesuffix("_sxm")
     if hardware not in ("h100", "h200", "b200", "gb200", "b300", "a100", "l40s"):
         return f"card {line['system']}"
@@ -106,18 +112,21 @@ def why_not(line: Mapping[str, str]) -> str | None:
 
 
 def row_of(line: Mapping[str, str]) -> Row:
+    model = MODELS[line["model_path"]]  # a dtype of its experts' own is the only one below 16 bits in it
     return Row(
-        line["id"], MODELS[line["model_path"]], line["system"].removesuffix("_sxm"), line["backend"],
-        DTYPES[line["gemm_quant_mode"]], int(float(line["tp_size"])), int(line["isl"]), int(line["osl"]),
-        int(float(line["batch_size"])), line["silicon_data_source"].startswith("source_file=2026"),
-        float(line["silicon_ttft_ms"]) / 1e3, float(line["silicon_tpot_ms"]) / 1e3,
+        line["id"], model, line["system"].removesuffix("_sxm"), line["backend"],
+        "bf16" if shape(model).expert_dtype else DTYPES[line["gemm_quant_mode"]], int(float(line["tp_size"])),
+        int(line["isl"]), int(line["osl"]), int(float(line["batch_size"])),
+        line["silicon_data_source"].startswith("source_file=2026"), float(line["silicon_ttft_ms"]) / 1e3,
+        float(line["silicon_tpot_ms"]) / 1e3,
     )  # fmt: skip
 
 
 def implausible(row: Row) -> bool:
     """By the FLOPs of all tokens over the time that a request takes, of `concurrency` at once."""
     roofline = Roofline(shape(row.model), row.dtype, "bf16", row.tensor_parallel)
-    flops = 2 * roofline.model.num_hidden_layers * roofline.layer_elements * (row.prompt_tokens + row.output_tokens)
+    work = Work(tokens=row.prompt_tokens + row.output_tokens)
+    flops = roofline.linears(work).flops + roofline.experts(work).flops
     arithmetic = (row.dtype,) if row.dtype in ("fp8", "fp4") else ()
     peak = machine(row.hardware, "none").peak_flops((*arithmetic, "bf16"))
     return flops * row.concurrency / row.e2e_s > PLAUSIBLE * peak

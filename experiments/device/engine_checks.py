@@ -6,10 +6,10 @@ and chained as ever; on a GPU they are captured.
 
 from __future__ import annotations
 
-import gc
 import random
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
@@ -32,6 +32,7 @@ from schedlab.framework.model.config import ModelConfig, RopeScaling
 from schedlab.framework.model.decoder import RaggedBatch
 from schedlab.framework.model.executor import DTYPES, ModelExecutor
 from schedlab.framework.model.graphs import CudaGraphRecorder, called
+from schedlab.framework.model.graphs import Recorder as StepRecorder
 from schedlab.framework.model.linear import plain
 from schedlab.framework.model.weights import Weights, random_weights
 from schedlab.framework.policy import Policy
@@ -93,8 +94,12 @@ SMALL = Extents(
 )  # fmt: skip
 
 
+ONE_LAYER = replace(FULL, shape=replace(LLAMA_8B, num_hidden_layers=1))
+"""For launches alone: layers are alike."""
+
+
 def extents(device: Device) -> Extents:
-    return SMALL if device.interpreted else FULL
+    return SMALL if device.interpreted else ONE_LAYER if device.dataless else FULL
 
 
 def four(device: Device) -> dict[str, Callable[[], Policy]]:
@@ -152,6 +157,25 @@ def _medians(what: str, run: RunTables, chosen: np.ndarray) -> Row:
     return Row("steps", what, wall_ms, "ms", note=f"median of {chosen.sum()}; {device_ms:.3g} ms on the device")
 
 
+def launches(device: Device) -> Iterator[Row]:
+    """Every kernel that the sections of the engine launch, on a device without data. Yields nothing."""
+    for invariant in (False, True):
+        _launch(device, executor(device, invariant=invariant))
+    yield from ()
+
+
+def quantised_launches(device: Device) -> Iterator[Row]:
+    for kind in KINDS:
+        _launch(device, executor(device, kind=kind))
+    yield from ()
+
+
+def _launch(device: Device, model: ModelExecutor) -> None:
+    limits = extents(device).limits
+    model.allocate(limits.num_blocks, limits.block_size, 0, limits.max_num_seqs)
+    model.warm_up()
+
+
 def weight_types(device: Device) -> Iterator[Row]:
     """A batch of decodes with the layers' matrices in integers, against the same with them as they are."""
     extent = extents(device)
@@ -196,11 +220,9 @@ def _sized(device: Device) -> EngineSetup:
     extent = extents(device)
     if device.interpreted:
         limits = EngineConfig(num_blocks=256, max_model_len=200, max_num_seqs=16, max_num_batched_tokens=96)
-        model = ModelExecutor(extent.shape, dtype=extent.dtype, weights=weights(True), recorder=called)
+        model = ModelExecutor(extent.shape, dtype=extent.dtype, weights=weights("cpu"), recorder=called)
         return EngineSetup("cpu", model, limits, ("wall",))
-    gc.collect()  # engines that are done hold their memory until then
-    torch.cuda.empty_cache()
-    return engines.cuda(asdict(extent.shape), weights=weights(False), max_model_len=4096, max_num_seqs=64)
+    return engines.cuda(asdict(extent.shape), weights=weights(device.name), max_model_len=4096, max_num_seqs=64)
 
 
 def _machine_name(device: Device) -> str:
@@ -219,18 +241,31 @@ def served(
     config = limits or extents(device).limits
     recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
     model = executor(device, invariant=invariant, eager=eager, kind=kind)
-    Engine(policy, model, ListSource(requests), config, WallClock(), recorder).run()
+    with closing(Engine(policy, model, ListSource(requests), config, WallClock(), recorder)) as engine:
+        engine.run()
     return [request.output_token_ids for request in requests], recorder.close(backlog_end=0, counters={})
 
 
 def executor(device: Device, *, invariant: bool = False, eager: bool = False, kind: str | None = None) -> ModelExecutor:
     extent = extents(device)
-    recorder = None if eager else called if device.interpreted else CudaGraphRecorder(torch.device(device.name))
     return ModelExecutor(
-        extent.shape, dtype=extent.dtype, device=device.name, weights=weights(device.interpreted), recorder=recorder,
-        max_model_len=extent.limits.max_model_len,
+        extent.shape, dtype=extent.dtype, device=device.name, weights=weights(device.name),
+        recorder=None if eager else recorder(device), max_model_len=extent.limits.max_model_len,
         backend=backend(device, invariant, kind),
     )  # fmt: skip
+
+
+def recorder(device: Device) -> StepRecorder:
+    if device.name == "cuda":
+        return CudaGraphRecorder(torch.device(device.name))
+    return called_once if device.dataless else called
+
+
+def called_once(steps: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    """As they are captured, so they are called: no batch will ever come."""
+    for step in steps:
+        step()
+    return steps
 
 
 def backend(device: Device, invariant: bool, kind: str | None) -> Backend:
@@ -240,11 +275,10 @@ def backend(device: Device, invariant: bool, kind: str | None) -> Backend:
 
 
 @lru_cache(maxsize=1)
-def weights(interpreted: bool) -> Weights:
+def weights(name: str) -> Weights:
     """Seeded, drawn where they are used: eight billion numbers take a CPU minutes."""
-    extent, device = (SMALL, torch.device("cpu")) if interpreted else (FULL, torch.device("cuda"))
-    dtype = torch.float32 if extent.dtype == "float32" else torch.bfloat16
-    return random_weights(extent.shape, 0, dtype, device, draw_on=device)
+    extent = extents(Device(name))
+    return random_weights(extent.shape, 0, DTYPES[extent.dtype], torch.device(name))
 
 
 def trace(device: Device) -> list[EngineRequest]:

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from schedlab.experiments.device.paged_batches import FP8, Batch, Case, build, error
-from schedlab.experiments.device.rows import Device, Row
-from schedlab.kernels.dispatch import kernels
+from schedlab.experiments.device.rows import Device, Row, count
 from schedlab.kernels.quantised import KINDS, quantise
 from schedlab.kernels.quantised_linear import linear
 
 SECTION = "correctness"
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-REFERENCE = kernels("cpu", "reference")
 
 CASES = {
     "bf16, head 128, group 4": Case((), heads=32, kv_heads=8, head_dim=128, dtype=BF16),
@@ -56,9 +54,9 @@ def attention(device: Device) -> Iterator[Row]:
             out, lse = batch.run(device.ops, return_lse=True)
             most = tolerance(device, case.dtype)
             yield Row(SECTION, f"{phase} {name}", error(out, expected), "error", most=most)
-            seen = ~expected_lse.isinf()
-            wrong = (lse.isinf() == seen).sum() + ((lse - expected_lse)[seen].abs() > 1e-2).sum()
-            yield Row(SECTION, f"{phase} {name}, lse", float(wrong), "wrong", most=0)
+            far = ((lse - expected_lse).abs() > 1e-2) & ~expected_lse.isinf()
+            wrong = count(far | (lse.isinf() != expected_lse.isinf()))
+            yield Row(SECTION, f"{phase} {name}, lse", wrong, "wrong", most=0)
 
 
 def batch_invariance(device: Device) -> Iterator[Row]:
@@ -69,13 +67,12 @@ def batch_invariance(device: Device) -> Iterator[Row]:
         case = _case(device, "bf16, head 128, group 4")
         batch = build(case.but(contexts=contexts, queries=counts), device.name)
         whole = batch.run(device.ops)
-        starts = batch.starts.tolist() if batch.starts is not None else [0, 1, 2, 3]
-        differing = 0
+        spans, differing = torch.split(whole, list(batch.counts)), 0.0
         for rows in ([0], [2, 0], [1, 2, 0]):
             selected = batch.select(rows)
             wider = selected._replace(tables=torch.nn.functional.pad(selected.tables, (0, 64)))
-            expected = torch.cat([whole[starts[n] : starts[n + 1]] for n in rows])
-            differing += int((wider.run(device.ops) != expected).any(-1).any(-1).sum())
+            expected = torch.cat([spans[n] for n in rows])
+            differing += count((wider.run(device.ops) != expected).any(-1).any(-1))
         yield Row(SECTION, f"{phase} rows whose bits depend on the batch", differing, "rows", most=0)
 
 
@@ -86,11 +83,11 @@ def large_pools(device: Device) -> Iterator[Row]:
     pools = []
     for cache in (batch.k_cache, batch.v_cache):
         pools.append(torch.empty((blocks, *cache.shape[1:]), dtype=cache.dtype, device=device.name))
-        pools[-1][-1] = cache[batch.tables[0, 0]]
+        pools[-1][-1:] = cache[batch.tables[0, :1].long()]
     tables = torch.full_like(batch.tables, blocks - 1)
     far = batch._replace(k_cache=pools[0], v_cache=pools[1], tables=tables)
-    wrong = (far.run(device.ops) != batch.run(device.ops)).sum()
-    yield Row(SECTION, "decode from beyond 2³¹ elements", float(wrong), "wrong", most=0)
+    wrong = count(far.run(device.ops) != batch.run(device.ops))
+    yield Row(SECTION, "decode from beyond 2³¹ elements", wrong, "wrong", most=0)
 
 
 def graph_replay(device: Device) -> Iterator[Row]:
@@ -109,13 +106,10 @@ def graph_replay(device: Device) -> Iterator[Row]:
     )
     out = torch.empty_like(static.q)
     _load(static, first)
-    static.run(device.ops, out=out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        static.run(device.ops, out=out)
+    replay = device.captured(lambda: static.run(device.ops, out=out))
     for name, batch in (("as captured", first), ("longer", second)):
         _load(static, batch)
-        graph.replay()
+        replay()
         yield Row(SECTION, f"decode replayed from a graph, {name}", error(out, batch.expected()[0]), "error", most=5e-3)
 
 
@@ -132,13 +126,14 @@ def pointwise(device: Device) -> Iterator[Row]:
         x, residual, weight = (device.randn(*shape, dtype=dtype) for shape in [(rows, hidden)] * 2 + [(hidden,)])
         most = tolerance(device, dtype)
         normed, total = device.ops.rms_norm(x, weight, 1e-6, residual)
-        expected, expected_total = REFERENCE.rms_norm(x.double(), weight, 1e-6, residual)
+        expected, expected_total = device.reference.rms_norm(x.double(), weight, 1e-6, residual)
         yield Row(SECTION, f"rms_norm with residual, {dtype}", error(normed, expected), "error", most=most)
         yield Row(SECTION, f"rms_norm's residual, {dtype}", error(total, expected_total), "error", most=most)
-        activated = device.ops.silu_mul(x)
-        yield Row(SECTION, f"silu_mul, {dtype}", error(activated, REFERENCE.silu_mul(x.double())), "error", most=most)
+        activated, expected = device.ops.silu_mul(x), device.reference.silu_mul(x.double())
+        yield Row(SECTION, f"silu_mul, {dtype}", error(activated, expected), "error", most=most)
         heads, weight = x.view(rows, -1, 32)[:, 1:3], weight[:32].contiguous()
-        normed, expected = device.ops.rms_norm(heads, weight, 1e-6), REFERENCE.rms_norm(heads.double(), weight, 1e-6)
+        normed = device.ops.rms_norm(heads, weight, 1e-6)
+        expected = device.reference.rms_norm(heads.double(), weight, 1e-6)
         yield Row(SECTION, f"rms_norm of heads, {dtype}", error(normed, expected), "error", most=most)
 
 
@@ -156,7 +151,7 @@ def cache_writes(device: Device) -> Iterator[Row]:
         wide = [torch.zeros(40, 16, 2, 64, device=device.name, dtype=torch.float64) for _ in range(2)]
         rotated = device.ops.rope_kv_write(q, k, v, angles.cos(), angles.sin(), *caches, slots, **scales)
         inputs = q.double(), k.double(), v.double(), angles.cos(), angles.sin()
-        expected = REFERENCE.rope_kv_write(*inputs, *wide, slots)
+        expected = device.reference.rope_kv_write(*inputs, *wide, slots)
         exact = tolerance(device, BF16)
         yield Row(SECTION, f"rope_kv_write, {name}: queries", error(rotated, expected), "error", most=exact)
         for cache, target, key in zip(caches, wide, ("k_scale", "v_scale"), strict=True):
@@ -173,8 +168,8 @@ def float8_extremes(device: Device) -> Iterator[Row]:
     slots = torch.arange(len(values), device=device.name)
     device.ops.rope_kv_write(zeros, zeros, v, ones, ones, k_cache, v_cache, slots)
     written, expected = v_cache.float()[0, : len(values), 0, 0], values.clamp(-448, 448)
-    wrong = (~torch.isclose(written, expected, equal_nan=True)).sum()
-    yield Row(SECTION, "rope_kv_write, float8: extremes", float(wrong), "wrong", most=0)
+    wrong = count(~torch.isclose(written, expected, equal_nan=True))
+    yield Row(SECTION, "rope_kv_write, float8: extremes", wrong, "wrong", most=0)
 
 
 def sampling(device: Device) -> Iterator[Row]:
@@ -190,8 +185,8 @@ def sampling(device: Device) -> Iterator[Row]:
     top_ps = cycle([1.0, 0.9, 1.0, 0.3], FP32)
     seeds, positions = torch.arange(rows, device=device.name) * 7**20, torch.arange(rows, device=device.name)
     arguments = logits, temperatures, top_ks, top_ps, seeds, positions
-    differing = (device.ops.sample(*arguments) != REFERENCE.sample(*arguments)).sum()
-    yield Row(SECTION, f"sample, {rows} rows of mixed parameters", float(differing), "differ", most=0)
+    differing = count(device.ops.sample(*arguments) != device.reference.sample(*arguments))
+    yield Row(SECTION, f"sample, {rows} rows of mixed parameters", differing, "differ", most=0)
 
 
 def products(device: Device) -> Iterator[Row]:

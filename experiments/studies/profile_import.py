@@ -98,16 +98,26 @@ def open_source(
     version: str | None = None,
 ) -> Kernels:
     """The kernels of a source for one model on one machine. ConfigError for what it does not have."""
-    model = roofline.model
-    if model.num_experts or any(window is not None for window in model.windows):
-        found = f"{model.num_experts} experts" if model.num_experts else "a sliding window"
-        raise ConfigError(f"profile import: expected a dense model without windows, found {found}")
+    _check_model(source, roofline)
     if source == "aiconfigurator":
         return AIConfigurator(find_root(path), roofline, hardware, backend, version)
     if path is None:
         command = f"profile import {source}"
         raise ConfigError(f"{command}: expected the path of its tables, as in: {command} PATH")
     return (LLMServingSim if source == "llmservingsim" else Vidur)(path, roofline, hardware)
+
+
+def _check_model(source: str, roofline: Roofline) -> None:
+    """Experts and windows are in one source alone; latent attention and layers of two kinds in none that is read."""
+    model = roofline.model
+    if model.kv_lora_rank or model.num_dense_layers:
+        found = "latent attention" if model.kv_lora_rank else f"{model.num_dense_layers} layers without experts"
+        raise ConfigError(
+            f"profile import: expected keys and values of their own and layers of one kind, found {found}"
+        )
+    if source != "aiconfigurator" and (model.num_experts or any(window is not None for window in model.windows)):
+        found = f"{model.num_experts} experts" if model.num_experts else "a sliding window"
+        raise ConfigError(f"profile import {source}: expected a dense model without windows, found {found}")
 
 
 def imported(kernels: Kernels, roofline: Roofline, hardware: Hardware) -> Profile:

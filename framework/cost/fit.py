@@ -180,7 +180,12 @@ def _experts_of(roofline: Roofline) -> dict[str, Any]:
     model, routing = roofline.model, roofline.routing
     if not routing.num_experts:
         return {}
-    sizes = {"moe_intermediate_size": model.moe_intermediate_size, "shared": model.shared_intermediate_size}
+    sizes: dict[str, Any] = {
+        "moe_intermediate_size": model.moe_intermediate_size,
+        "shared": model.shared_intermediate_size,
+    }
+    if model.expert_dtype is not None:
+        sizes["expert_dtype"] = model.expert_dtype
     return {"num_experts": routing.num_experts, "num_experts_per_tok": routing.chosen, **sizes}
 
 

@@ -18,9 +18,12 @@ from schedlab.framework.errors import ConfigError
 if TYPE_CHECKING:
     from schedlab.framework.batch import Batch
 
-BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.5, "fp4": 4.5}
+BITS = {
+    "fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.5, "fp4": 4.5, "mxfp4": 4.25,
+}  # fmt: skip
 """Bits an element of each dtype. int8 carries a 16-bit scale for each group of 64 weights, int4 also an offset, as the
-engine's do; fp4 an 8-bit scale for each group of 16 (NVFP4); those of fp8 weigh nothing, one for a row or a tensor."""
+engine's do; fp4 an 8-bit scale for each group of 16 (NVFP4), mxfp4 one for 32 (OCP Microscaling Formats 1.0, section
+5.2); those of fp8 weigh nothing, one for a row or a tensor."""
 
 NARROW_ARITHMETIC = ("fp8", "fp4")
 """Weight dtypes that are computed in, where the hardware can."""
@@ -68,6 +71,8 @@ class ModelShape(Protocol):
     def shared_intermediate_size(self) -> int: ...
     @property
     def routing_skew(self) -> float: ...
+    @property
+    def expert_dtype(self) -> str | None: ...
     @property
     def num_dense_layers(self) -> int: ...
     @property
@@ -176,10 +181,11 @@ class Part:
 class Roofline:
     """A model's parts under given dtypes and tensor parallelism.
 
-    Projections follow `weight_dtype`; embedding, head, norms and activations stay in 16 bits (32 with fp32 weights).
-    fp8 and fp4 weights are computed in that dtype where the hardware can, all others in the activations' dtype. The
-    `kv_cache_dtype` "auto" is the activations'. KV heads are split as far as they go and replicated beyond. ConfigError
-    for an unknown dtype or a degree that does not divide the model.
+    Projections follow `weight_dtype`, experts the model's `expert_dtype` if it has one; embedding, head, norms and
+    activations stay in 16 bits (32 with fp32 weights). fp8 and fp4 weights are computed in that dtype where the
+    hardware can, all others in the activations' dtype. The `kv_cache_dtype` "auto" is the activations'. KV heads are
+    split as far as they go and replicated beyond. ConfigError for an unknown dtype or a degree that does not divide the
+    model.
     """
 
     model: ModelShape
@@ -190,6 +196,8 @@ class Roofline:
     def __post_init__(self) -> None:
         if self.weight_dtype not in BITS:
             raise ConfigError(f"weight_dtype: expected one of {', '.join(BITS)}, found {self.weight_dtype}")
+        if self.expert_dtype not in BITS:
+            raise ConfigError(f"model.expert_dtype: expected one of {', '.join(BITS)}, found {self.expert_dtype}")
         if self.kv_cache_dtype == "auto":
             object.__setattr__(self, "kv_cache_dtype", self.activation_dtype)
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
@@ -216,6 +224,10 @@ class Roofline:
     def window(self) -> Window:
         """What the model's queries see."""
         return layers_window(self.model.windows)
+
+    @property
+    def expert_dtype(self) -> str:
+        return self.model.expert_dtype or self.weight_dtype
 
     @property
     def activation_dtype(self) -> str:
@@ -291,7 +303,7 @@ class Roofline:
         """All weights: projections, biases, norms, embedding, and the head unless tied."""
         model, width = self.model, self.activation_dtype
         bias = self.q_size + 2 * self.kv_size if model.qkv_bias else 0
-        experts = nbytes(model.num_experts * self.expert_elements, self.weight_dtype)
+        experts = nbytes(model.num_experts * self.expert_elements, self.expert_dtype)
         matrices = nbytes(self.layer_elements, self.weight_dtype) * model.num_hidden_layers
         matrices += nbytes(self.dense_elements, self.weight_dtype) + experts * self.sparse_layers
         embeddings = self.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
@@ -331,19 +343,18 @@ class Roofline:
         """
         elements = self.model.num_hidden_layers * self.layer_elements + self.dense_elements
         read = nbytes(elements, self.weight_dtype) if work.tokens else 0
-        return Part("linears", 2 * work.tokens * elements, read, self._arithmetic)
+        return Part("linears", 2 * work.tokens * elements, read, self._arithmetic(self.weight_dtype))
 
-    @property
-    def _arithmetic(self) -> tuple[str, ...]:
-        own = (self.weight_dtype,) if self.weight_dtype in NARROW_ARITHMETIC else ()
+    def _arithmetic(self, weight_dtype: str) -> tuple[str, ...]:
+        own = (weight_dtype,) if weight_dtype in NARROW_ARITHMETIC else ()
         return (*own, self.activation_dtype)
 
     def experts(self, work: Work) -> Part:
         """The chosen experts: FLOPs of each token's, bytes of those that any token is expected to choose."""
         layers, elements = self.sparse_layers, self.expert_elements
         chosen = work.tokens * self.model.num_experts_per_tok
-        read = nbytes(round(layers * self.routing.distinct(work.tokens) * elements), self.weight_dtype)
-        return Part("experts", 2 * chosen * layers * elements, read, self._arithmetic)
+        read = nbytes(round(layers * self.routing.distinct(work.tokens) * elements), self.expert_dtype)
+        return Part("experts", 2 * chosen * layers * elements, read, self._arithmetic(self.expert_dtype))
 
     def activations(self, work: Work) -> Part:
         """The elementwise kernels between projections: two norms with residual, rope, silu·mul."""

@@ -65,6 +65,9 @@ class ModelConfig:
                      for one feed-forward of `intermediate_size`
     shared_intermediate_size     width of the expert that computes every token, 0 for none
     routing_skew     how unevenly tokens choose, for the cost model: expert e is as popular as (e + 1) ** -routing_skew
+    router_scores    softmax or sigmoid, what turns a router's products into shares
+    expert_dtype     of the experts' matrices where the checkpoint holds them in another type than the rest; for the
+                     cost model
     num_dense_layers     layers before the first with experts, each with one feed-forward
     kv_lora_rank     numbers a token that all heads' keys and values come from (DeepSeek's latent attention), 0 for keys
                      and values of their own; then `q_lora_rank` such numbers of queries, `qk_rope_head_dim` rotated
@@ -103,6 +106,8 @@ class ModelConfig:
     norm_topk_prob: bool = True
     shared_intermediate_size: int = 0
     routing_skew: float = 0.0
+    router_scores: str = "softmax"
+    expert_dtype: str | None = None
     num_dense_layers: int = 0
     kv_lora_rank: int = 0
     q_lora_rank: int = 0
@@ -168,6 +173,8 @@ class ModelConfig:
             )
         if self.moe_intermediate_size < 1:
             raise ModelError(f"model.moe_intermediate_size: expected at least 1, found {self.moe_intermediate_size}")
+        if self.router_scores not in ("softmax", "sigmoid"):
+            raise ModelError(f"model.router_scores: expected softmax or sigmoid, found {self.router_scores}")
         if self.routing_skew < 0:
             raise ModelError(f"model.routing_skew: expected at least 0, found {self.routing_skew}")
 
@@ -261,10 +268,11 @@ class ModelConfig:
             return self.kv_lora_rank + self.qk_rope_head_dim
         return 2 * max(self.num_key_value_heads // split, 1) * self.head_dim
 
-    def virtual_only(self) -> str | None:
-        """The key of what no real engine computes, if there is any."""
-        keys = ("kv_lora_rank", "num_dense_layers", "shared_intermediate_size")
-        return next((key for key in keys if getattr(self, key)), None)
+    def virtual_only(self) -> tuple[str, object] | None:
+        """The key of what no real engine computes, and what such an engine expects of it; None if there is none."""
+        keys = ("kv_lora_rank", "num_dense_layers", "shared_intermediate_size", "router_scores", "expert_dtype")
+        plain = {field.name: field.default for field in fields(self)}
+        return next(((key, plain[key]) for key in keys if getattr(self, key) != plain[key]), None)
 
 
 ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")

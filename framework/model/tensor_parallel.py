@@ -61,7 +61,7 @@ class Shard:
             config,
             num_attention_heads=config.num_attention_heads // self.degree,
             num_key_value_heads=max(config.num_key_value_heads // self.degree, 1),
-            intermediate_size=config.intermediate_size if config.num_experts else config.intermediate_size // self.degree,
+            intermediate_size=config.intermediate_size // (1 if config.num_experts else self.degree),
         )
 
     def num_parameters(self, config: ModelConfig) -> int:

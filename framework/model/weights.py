@@ -93,16 +93,18 @@ def load_weights(
 
 
 def random_weights(
-    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device = CPU, draw_on: torch.device = CPU, *,
-    keep: Keep | None = None,
+    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device = CPU, draw_on: torch.device | None = None,
+    *, keep: Keep | None = None,
 ) -> Weights:  # fmt: skip
     """Weights drawn for each tensor from (seed, its name): the same in any process and for any order of drawing.
 
-    Drawn on the CPU they are the same for every device; `draw_on` a GPU is quicker, and the same on that kind of GPU.
+    They are the same on every device of the kind that they are drawn on, by default `device`; one thread of a
+    CPU takes some 10 ns a number. On the meta device they have no values.
     """
+    place = draw_on or device
     shapes = dict(tensor_shapes(config))
     one = 1.0 - config.norm_offset
-    return _assemble(config, lambda name: _draw(name, shapes[name], seed, draw_on, one).to(device, dtype), keep)
+    return _assemble(config, lambda name: _draw(name, shapes[name], seed, place, one).to(device, dtype), keep)
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -191,6 +193,8 @@ def _draw(name: str, shape: Shape, seed: int, device: torch.device, norm: float)
     """
     if name.endswith("norm.weight"):
         return torch.full(shape, norm, device=device)
+    if device.type == "meta":
+        return torch.empty(shape, device=device)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
     gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0

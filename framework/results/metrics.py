@@ -148,8 +148,8 @@ class Measured:
     clients: Sequence[str]
     steps: StepTotals
     gaps_us: Histogram
-    max_num_seqs: int
-    num_blocks: int
+    max_num_seqs: float
+    num_blocks: float
     backlog_end: int = 0
     served: Mapping[str, int] | None = None
     demanded: Mapping[str, int] | None = None
@@ -389,7 +389,7 @@ def _steps(run: Measured) -> Summary:
     }
 
 
-def _utilization(free_blocks: float | None, num_blocks: int) -> float | None:
+def _utilization(free_blocks: float | None, num_blocks: float) -> float | None:
     """Share of the pool that requests own; cached blocks that nobody owns count as free."""
     return None if free_blocks is None or not num_blocks else (num_blocks - free_blocks) / num_blocks
 

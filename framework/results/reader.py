@@ -31,6 +31,8 @@ def read_run(directory: str | Path) -> RunTables:
         raise ConfigError(f"{directory}: not a run directory, there is no result.json")
 
     def load(table: str) -> Columns:
+        if table != "requests" and result.get("replicas"):
+            raise ConfigError(f"{directory}: the {table} of a fleet are its replicas', in {directory}/replicas/")
         return load_table(directory, table, result["record"], whole=result["status"] == "finished")
 
     return RunTables(

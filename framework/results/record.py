@@ -15,7 +15,7 @@ from schedlab.framework.results.digest import Decodes, Grants, Pairs
 from schedlab.framework.results.groups import ProgramTimes, group_figures
 from schedlab.framework.results.histogram import Histogram
 from schedlab.framework.results.measured_requests import MeasuredRequests
-from schedlab.framework.results.metrics import Measured, Measurement, observed_at, summarise
+from schedlab.framework.results.metrics import Measured, Measurement, Summary, observed_at, summarise
 from schedlab.framework.results.pressure import Pressure
 from schedlab.framework.results.rows import DecisionRow, StepRow, decision_line, request_row
 from schedlab.framework.results.step_totals import StepTotals
@@ -158,17 +158,20 @@ class Recorder:
         self._decisions.complete()
         self.flush()
         run, outside = self._measured(backlog_end)
-        summary = {**summarise(run), **group_figures(run, self._rejections), **self._programs.figures()}
+        summary = {
+            **summarise(run), **group_figures(run, self._rejections), **self._programs.figures(), **self._more_figures()
+        }  # fmt: skip
         result = {
             "status": "finished",
-            "digest": self._decisions.hexdigest(),
+            "digest": self._hexdigest(),
             "record": self.record,
             "measurement": self._statement(run, outside),
             "summary": summary,
-            "pressure": self._pressure.told(self._requests.whole()),
+            "pressure": self._told_pressure(),
             "rows": {"requests": len(self._requests.whole()), "steps": self._step_rows},
             "counters": dict(counters),
             "error": None,
+            **self._more_result(),
         }
         return RunTables(
             "finished", summary, str(result["digest"]), result, self._load, vllm_bench=vllm_bench(run, summary)
@@ -211,6 +214,34 @@ class Recorder:
         flat[limits] = [None if limit < 0 else limit for limit in flat[limits]]  # rejected before it had one
         self._requests.add(split(REQUESTS, flat), demanded)
         self._keep("requests", flat)
+
+    def steps_and_gaps(self) -> tuple[StepTotals, Mapping[int, int]]:
+        """Sums over the steps, and the gaps between tokens by microseconds; of all that was reported and flushed."""
+        return self._totals, self._gaps.measured
+
+    @property
+    def served(self) -> Mapping[str, int] | None:
+        """Tokens served to each client up to the last arrival; None before that."""
+        return self._served
+
+    @property
+    def demanded(self) -> Mapping[str, int] | None:
+        """Tokens asked for by each client up to the last arrival."""
+        return self._demanded
+
+    def _more_figures(self) -> Summary:
+        """Keys that a kind of recorder adds to the summary."""
+        return {}
+
+    def _more_result(self) -> dict[str, Any]:
+        """What it adds to the result."""
+        return {}
+
+    def _hexdigest(self) -> str:
+        return self._decisions.hexdigest()
+
+    def _told_pressure(self) -> dict[str, float | int | None]:
+        return self._pressure.told(self._requests.whole())
 
     def _measured(self, backlog_end: int) -> tuple[Measured, int]:
         """What the summary is computed from, and how many requests lie outside the window."""

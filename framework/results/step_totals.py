@@ -38,6 +38,15 @@ class StepTotals:
         self._add_scheduler(steps)
         self._add_bounds(steps)
 
+    def merge(self, other: StepTotals) -> None:
+        """Count the steps of `other` too."""
+        for name in ("steps", "duration_ns", "token_ns", "sequence_ns", "scheduler_ns", "scheduled_steps"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.free_blocks_min is not None:
+            self.correct_free(other.free_block_ns, other.free_blocks_min)
+        for bound, ns in other.bound_ns.items():
+            self.bound_ns[bound] = self.bound_ns.get(bound, 0) + ns
+
     def correct_free(self, free_block_ns: int, lowest: int) -> None:
         """Account for blocks that were taken between the steps of one row."""
         self.free_block_ns += free_block_ns

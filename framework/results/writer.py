@@ -36,7 +36,10 @@ class RunWriter(Recorder):
     `record` is `full`, or `summary` for results without logs; `log_format` is `jsonl` or, with pyarrow, `parquet`
     (converted when the run has ended). Memory stays at about a hundred bytes a request. Results of an earlier run in
     the same directory are replaced. As a context manager it marks a run that raises as failed or interrupted.
+    A subclass may log some of the tables only.
     """
+
+    logged: tuple[str, ...] = tuple(SCHEMAS)
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class RunWriter(Recorder):
         self.directory.mkdir(parents=True, exist_ok=True)
         self._write_result("interrupted", {"error": "the run did not get to its end"})
         _remove_logs(self.directory)
-        tables = tuple(SCHEMAS) if record == "full" else ()
+        tables = self.logged if record == "full" else ()
         self._thread = ThreadPoolExecutor(1, "logs")
         self._logs = {table: Log(self.directory, table, self._thread) for table in tables}
 

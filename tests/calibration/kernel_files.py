@@ -35,6 +35,14 @@ def decode_us(batch: float, context: float) -> float:
     return 1.5 * batch**0.5 * context**0.25
 
 
+def windowed_us(batch: float, context: float) -> float:
+    return 0.5 * decode_us(batch, context)
+
+
+def experts_us(tokens: float) -> float:
+    return 7.0 * tokens**0.25
+
+
 def all_reduce_us(elements: float) -> float:
     return 4.0 * elements**0.1
 
@@ -54,8 +62,19 @@ def aiconfigurator(root: Path, version: str = "0.2.0") -> Path:
         {**heads, "batch_size": b, "step": c - 1, "latency": decode_us(b, c) / 1e3}
         for b, c in product((1, 8, 64, 256), LENGTHS)
     ]  # fmt: skip
+    windowed = {"window_size": 32}
+    prompts += [{**row, **windowed, "latency": row["latency"] / 2} for row in prompts]
+    decodes += [{**row, **windowed, "latency": row["latency"] / 2} for row in decodes]
     write(attention / "context_attention_perf.parquet", columns_of(prompts))
     write(attention / "generation_attention_perf.parquet", columns_of(decodes))
+    experts = {"hidden_size": 128, "inter_size": 64, "topk": 2, "num_experts": 64, "moe_tp_size": 1, "moe_ep_size": 1}
+    kinds = [("bfloat16", "power_law_1.2", 1), ("bfloat16", "balanced", 9), ("fp8", "power_law_1.2", 3),
+             ("fp8_block", "power_law_1.2", 2)]  # fmt: skip
+    write(data / "moe" / "vllm" / version / "moe_perf.parquet", columns_of([
+        {**experts, "moe_dtype": dtype, "distribution": routing, "num_tokens": n,
+         "latency": times * experts_us(n) / 1e3}
+        for dtype, routing, times in kinds for n in TOKENS
+    ]))  # fmt: skip
     sizes = [2**i for i in range(6, 24)]
     write(data / "comm" / "vllm" / version / "custom_allreduce_perf.parquet", {
         "num_gpus": [2] * len(sizes), "message_size": sizes, "kernel_source": ["graph"] * len(sizes),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kernel_files
 import pytest
-from kernel_files import MODEL, all_reduce_us, decode_us, prefill_us, product_us
+from kernel_files import MODEL, all_reduce_us, decode_us, experts_us, prefill_us, product_us, windowed_us
 
 import schedlab
 from schedlab.experiments import engines
@@ -19,9 +19,10 @@ from schedlab.experiments.studies.kernel_tables.curves import Curve, Surface, ne
 from schedlab.experiments.studies.kernel_tables.kernels import step_us
 from schedlab.experiments.studies.kernel_tables.llmservingsim import LLMServingSim
 from schedlab.experiments.studies.kernel_tables.vidur import Vidur
-from schedlab.experiments.studies.profile_import import imported
+from schedlab.experiments.studies.profile_import import imported, open_source
 from schedlab.framework.cost.coefficients import Coefficients
 from schedlab.framework.cost.fit import Profile, identity_of
+from schedlab.framework.cost.model import CostExecutor
 from schedlab.framework.cost.roofline import Roofline
 from schedlab.framework.errors import ConfigError
 from schedlab.policies.chunked_prefill import ChunkedPrefill
@@ -94,6 +95,57 @@ def test_a_step_is_layers_and_a_head(tables, h100) -> None:
     )
     assert step_us(found, 2, 100, 24, 900) == pytest.approx(2 * layer + product_us(25, 512, 128))
     assert step_us(found, 2, 0, 24, 900) < step_us(found, 2, 100, 24, 900)
+
+
+SPARSE = replace(MODEL, num_experts=64, num_experts_per_tok=2, moe_intermediate_size=64)
+
+
+@pytest.mark.parametrize(("dtype", "times"), [(None, 1), ("fp8", 2)])
+def test_experts_stand_in_place_of_a_feed_forward(dtype, times, tables, h100) -> None:
+    """Beside their router; of two kernels in one dtype the faster."""
+    ours = AIConfigurator(tables, Roofline(replace(SPARSE, expert_dtype=dtype)), h100, "vllm", None)
+    expected = sum(product_us(8, n, k) for n, k in [*LAYER[:2], (64, 128)]) + times * experts_us(8)
+    assert ours.projections_us(8) == pytest.approx(expected, rel=1e-6)
+    assert ours.facts["routing"] == "power_law_1.2"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"num_experts_per_tok": 3}, r"3 of 64 experts of 128 by 64 on 1 devices in bf16, found no dtype of them"),
+    ({"expert_dtype": "mxfp4"}, r"on 1 devices in mxfp4, found bfloat16, fp8, fp8_block of them"),
+])  # fmt: skip
+def test_experts_that_were_not_measured_are_refused(change, said, tables, h100) -> None:
+    with pytest.raises(ConfigError, match=said):
+        AIConfigurator(tables, Roofline(replace(SPARSE, **change)), h100, "vllm", None)
+
+
+def test_attention_is_the_mean_over_the_windows_of_the_layers(tables, h100) -> None:
+    mixed = replace(MODEL, num_hidden_layers=4, layer_windows=(32, 32, 32, None))
+    ours = AIConfigurator(tables, Roofline(mixed), h100, "vllm", None)
+    assert ours.decode_attention_us(8, 1024) == pytest.approx(0.75 * windowed_us(8, 1024) + 0.25 * decode_us(8, 1024))
+    assert ours.prefill_attention_us(128) == pytest.approx((0.75 / 2 + 0.25) * prefill_us(128))
+    with pytest.raises(ConfigError, match=r"with a window of 48$"):
+        AIConfigurator(tables, Roofline(replace(MODEL, sliding_window=48)), h100, "vllm", None)
+
+
+def test_a_profile_of_experts_and_windows_is_near_its_steps(tables, h100) -> None:
+    line = Roofline(replace(SPARSE, layer_windows=(32, None)))
+    profile = imported(open_source("aiconfigurator", line, h100, str(tables.parent)), line, h100)
+    assert profile.coefficients.num_experts == 64 and profile.error.held_out_mean < 0.15
+    executor = CostExecutor(line.model, h100, profile=profile)
+    assert executor.coefficients.experts_per_token == 2
+    other = Roofline(replace(line.model, expert_dtype="fp8"))
+    with pytest.raises(ConfigError, match="profile: measured with expert_dtype = None, this run has fp8"):
+        profile.coefficients_for(other, h100)
+
+
+@pytest.mark.parametrize(("change", "source", "said"), [
+    ({"kv_lora_rank": 8}, "aiconfigurator", "layers of one kind, found latent attention"),
+    ({"num_dense_layers": 1}, "aiconfigurator", "layers of one kind, found 1 layers without experts"),
+    ({}, "vidur", "profile import vidur: expected a dense model without windows, found 64 experts"),
+])  # fmt: skip
+def test_models_that_a_source_has_no_kernels_of(change, source, said, tables, h100) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_source(source, Roofline(replace(SPARSE, **change)), h100, str(tables))
 
 
 def test_devices_split_the_products_and_reduce_twice_a_layer(tables, h100) -> None:

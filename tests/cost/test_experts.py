@@ -61,7 +61,17 @@ def test_milliseconds_of_a_decode_step(model: Load, h100: Hardware) -> None:
         assert parts["linears"].seconds + parts["experts"].seconds == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "olmoe-1b-7b", "gemma-3-27b"])
+@pytest.mark.parametrize(("name", "published_gib"), [("gpt-oss-20b", 12.8), ("gpt-oss-120b", 60.8)])
+def test_experts_may_be_held_in_fewer_bits_than_the_rest(name: str, published_gib: float, model: Load) -> None:
+    """Checkpoint sizes of arXiv:2508.10925, table 1, and the same with everything in 16 bits."""
+    assert Roofline(model(name)).weight_bytes / 2**30 == pytest.approx(published_gib, abs=0.05)
+    alike = replace(model(name), expert_dtype=None)
+    assert Roofline(alike).weight_bytes == 2 * alike.num_parameters()
+    with pytest.raises(ConfigError, match=r"model\.expert_dtype: expected one of fp32, .*, found nf4"):
+        Roofline(replace(alike, expert_dtype="nf4"))
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "gemma-3-27b"])
 def test_weights_weigh_what_there_are_of_them(name: str, model: Load) -> None:
     assert Roofline(model(name)).weight_bytes == 2 * model(name).num_parameters()
 

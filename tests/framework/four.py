@@ -14,6 +14,7 @@ from schedlab.policies.priority import Priority
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
 from schedlab.policies.static_batching import StaticBatching
+from schedlab.policies.vllm_v1 import VLLMV1
 
 FOUR = {
     "fcfs": FCFS,
@@ -38,6 +39,8 @@ OTHERS = {
     ),
     "static_batching": lambda **knobs: StaticBatching(batch_size=3, **knobs),
     "orca": Orca,
+    "vllm_v1": VLLMV1,
+    "vllm_v1/priority": lambda **knobs: VLLMV1(order="priority", chunk_size=12, **knobs),
 }
 SWAPPING = {f"{name}/swap": (lambda make=make: make(preempt_mode="swap")) for name, make in FOUR.items()}
 ALL = {**FOUR, **SWAPPING}

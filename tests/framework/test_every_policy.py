@@ -30,6 +30,7 @@ from schedlab.policies.shedding import Shedding
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
 from schedlab.policies.static_batching import StaticBatching
+from schedlab.policies.vllm_v1 import VLLMV1
 
 
 @given(specs(), limits(), st.sampled_from(sorted(set(EVERY) - {"fcfs", "chunked_prefill", "prefix_reuse"})))
@@ -111,6 +112,8 @@ def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
         lambda: MultilevelFeedback(prompt_weight=-1.0),
         lambda: MultilevelFeedback(promote_after_s=0.0),
         lambda: StaticBatching(batch_size=0),
+        lambda: VLLMV1(order="lifo"),
+        lambda: VLLMV1(chunk_size=0),
     ],
 )
 def test_a_knob_out_of_range_is_refused(make):

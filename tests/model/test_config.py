@@ -34,6 +34,7 @@ PUBLISHED = {  # parameters as on the model cards, a tied embedding counted once
     "mistral-7b-v0.1": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
     "olmoe-1b-7b": 6_919_161_856,
     "granite-3.1-3b-a800m": 3_298_793_472,
     "gpt-oss-20b": 20_914_757_184,
@@ -43,6 +44,7 @@ PUBLISHED = {  # parameters as on the model cards, a tied embedding counted once
 ACTIVE = {
     "mixtral-8x7b": 12.9e9,
     "qwen3-30b-a3b": 3.3e9,
+    "qwen3-235b-a22b": 22.2e9,
     "olmoe-1b-7b": 1.3e9,
     "gpt-oss-20b": 3.6e9,
     "gpt-oss-120b": 5.1e9,
@@ -255,6 +257,13 @@ def test_preset_keys_are_checked():
         ModelConfig.from_mapping(keys)
     with pytest.raises(ModelError, match="vocab_size"):
         ModelConfig.from_mapping({"architecture": "llama"})
+
+
+def test_random_weights_without_a_device_have_shapes_and_no_values():
+    config = preset("tiny")
+    real, none = (random_weights(config, 0, torch.float16, torch.device(name)) for name in ("cpu", "meta"))
+    assert none.embed_VH.is_meta and none.embed_VH.shape == real.embed_VH.shape
+    assert none.layers[0].qkv_OH.shape == real.layers[0].qkv_OH.shape and none.layers[0].qkv_OH.dtype == torch.float16
 
 
 def test_random_weights_follow_from_seed_and_name_alone():

@@ -20,6 +20,7 @@ from schedlab.policies.shedding import Shedding
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
 from schedlab.policies.static_batching import StaticBatching
+from schedlab.policies.vllm_v1 import VLLMV1
 
 TIMELESS = {
     "fcfs": FCFS,
@@ -27,6 +28,7 @@ TIMELESS = {
     "decode_priority": DecodePriority,
     "prefix_reuse": PrefixReuse,
     "orca": Orca,
+    "vllm_v1": VLLMV1,
     "third_party": LeastRemaining,
 }
 """Those that decide without reading the clock."""

@@ -1,12 +1,13 @@
 """Kernel tables of the PyPI package aiconfigurator-core (Apache-2.0).
 
-Parquet files systems/data/DEVICE/{gemm,attention,comm}/BACKEND/VERSION/*.parquet. Times are in ms; the `message_size`
-of an all-reduce counts elements.
+Parquet files systems/data/DEVICE/{gemm,attention,moe,comm}/BACKEND/VERSION/*.parquet. Times are in ms; the
+`message_size` of an all-reduce counts elements.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -27,6 +28,13 @@ HOW = f"pip install --no-deps --target DIR {PACKAGE}, then path=DIR"
 BACKENDS = ("vllm", "trtllm", "sglang")
 GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp4": "nvfp4", "int8": "int8_wo", "int4": "int4_wo"}
 KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+EXPERT_DTYPES = {
+    "bf16": ("bfloat16",), "fp8": ("fp8", "fp8_block"), "fp4": ("nvfp4",), "mxfp4": ("w4a16_mxfp4",),
+    "int4": ("int4_wo",),
+}  # fmt: skip
+"""The tables' names; a server takes the faster of two."""
+ROUTING = "power_law_1.2"
+"""How unevenly tokens chose experts in the rows that are taken; others are `balanced` and `power_law_1.01`."""
 SUFFIXES = ("", "_sxm")
 ELEMENTWISE_US = 6.0
 """Five small kernels a layer, each a little over 1 µs within a CUDA graph: assumed, for the tables have none."""
@@ -46,6 +54,9 @@ class AIConfigurator(Kernels):
         attention = device / "attention" / backend
         self.prefill = self._attention(newest(attention, "context_attention_perf.parquet", version), "isl", 2.0)
         self.decode = self._attention(newest(attention, "generation_attention_perf.parquet", version), "step", 1.0)
+        self.experts = None
+        if roofline.sparse_layers:
+            self.experts = self._experts(newest(device / "moe" / backend, "moe_perf.parquet", version))
         self.products = {"head": self._gemm("bf16")}
         self.products["layer"] = self._gemm(roofline.weight_dtype)
         collectives = device / "comm" / backend
@@ -54,7 +65,7 @@ class AIConfigurator(Kernels):
         self.facts = {
             "source": PACKAGE, "package": package_version(root), "licence": "Apache-2.0", "backend": backend,
             "version": self.gemm_file.parent.name, "device": device.name,
-        }  # fmt: skip
+        } | ({} if self.experts is None else {"routing": ROUTING})  # fmt: skip
 
     # ---- what a layer asks ----
 
@@ -62,15 +73,21 @@ class AIConfigurator(Kernels):
         reduced = (tokens + batch) * self.roofline.model.hidden_size
         if self.all_reduce is not None and reduced > self.all_reduce.most:
             return False
-        prompt = not tokens or self.prefill.answers(1, tokens)
-        return prompt and (not batch or self.decode.answers(batch, context))
+        if self.experts is not None and tokens + batch > self.experts.most:
+            return False
+        prompt = not tokens or all(surface.answers(1, tokens) for surface, _ in self.prefill)
+        return prompt and (not batch or all(surface.answers(batch, context) for surface, _ in self.decode))
 
     def projections_us(self, tokens: int) -> float:
         q, kv, mlp, hidden = (
             self.roofline.q_size, self.roofline.kv_size, self.roofline.mlp_size, self.roofline.model.hidden_size
         )  # fmt: skip
-        shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
-        return sum(self.products["layer"](tokens, n, k) for n, k in shapes)
+        shapes = [(q + 2 * kv, hidden), (hidden, q)] + ([(2 * mlp, hidden), (hidden, mlp)] if mlp else [])
+        products = sum(self.products["layer"](tokens, n, k) for n, k in shapes)
+        if self.experts is None:
+            return products
+        router = self.products["head"](tokens, self.roofline.model.num_experts, hidden)
+        return products + router + self.experts(tokens)
 
     def elementwise_us(self, tokens: int) -> float:
         r = self.roofline
@@ -79,10 +96,10 @@ class AIConfigurator(Kernels):
         return ELEMENTWISE_US + moved / r.model.num_hidden_layers / rate * 1e6
 
     def prefill_attention_us(self, tokens: int) -> float:
-        return self.prefill(1, tokens)
+        return sum(share * surface(1, tokens) for surface, share in self.prefill)
 
     def decode_attention_us(self, batch: int, context: int) -> float:
-        return self.decode(batch, context)
+        return sum(share * surface(batch, context) for surface, share in self.decode)
 
     def all_reduce_us(self, tokens: int) -> float:
         return 0.0 if self.all_reduce is None else self.all_reduce(tokens * self.roofline.model.hidden_size)
@@ -114,30 +131,54 @@ class AIConfigurator(Kernels):
         numbers = tuple(np.asarray(table[name], dtype=float) for name in ("m", "n", "k", "latency"))
         return numbers, np.asarray(table["gemm_dtype"])
 
-    def _attention(self, path: Path, size: str, power: float) -> Surface:
-        """Curves over lengths by batch, at exactly this model's heads of one device."""
+    def _experts(self, path: Path) -> Curve:
+        """All experts of one layer, by tokens, of exactly this model's sizes and split."""
+        r, model = self.roofline, self.roofline.model
+        sizes = {
+            "hidden_size": model.hidden_size, "inter_size": model.moe_intermediate_size,
+            "topk": model.num_experts_per_tok, "num_experts": model.num_experts, "moe_tp_size": r.tensor_parallel,
+            "moe_ep_size": 1,
+        }  # fmt: skip
+        table = read(path, (*sizes, "moe_dtype", "distribution", "num_tokens", "latency"))
+        alike = np.logical_and.reduce([table[name] == size for name, size in sizes.items()])
+        alike &= table["distribution"] == ROUTING
+        chosen = alike & np.isin(table["moe_dtype"], EXPERT_DTYPES.get(r.expert_dtype, ()))
+        if chosen.any():
+            return Curve.of(table["num_tokens"][chosen], table["latency"][chosen] * 1e3)
+        found = ", ".join(sorted(set(table["moe_dtype"][alike].tolist()))) or "no dtype"
+        raise ConfigError(
+            f"kernel tables: {path}: expected {model.num_experts_per_tok} of {model.num_experts} experts of "
+            f"{model.hidden_size} by {model.moe_intermediate_size} on {r.tensor_parallel} devices in {r.expert_dtype}, "
+            f"found {found} of them"
+        )
+
+    def _attention(self, path: Path, size: str, power: float) -> list[tuple[Surface, float]]:
+        """Curves over lengths by batch, at exactly this model's heads of one device: for each window, and the share of
+        layers that have it."""
         r, model = self.roofline, self.roofline.model
         names = ("batch_size", size, "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "latency")
         table = read(path, names, optional=("window_size",))
         heads = model.num_attention_heads // r.tensor_parallel
         kv_heads = max(model.num_key_value_heads // r.tensor_parallel, 1)
         stored = np.where(table["num_key_value_heads"] == 0, table["num_heads"], table["num_key_value_heads"])
-        chosen = (
+        alike = (
             (table["num_heads"] == heads) & (stored == kv_heads) & (table["head_dim"] == model.head_dim)
-            & (table["kv_cache_dtype"] == KV_DTYPES.get(r.kv_cache_dtype)) & (table.get("window_size", 0) == 0)
+            & (table["kv_cache_dtype"] == KV_DTYPES.get(r.kv_cache_dtype))
         )  # fmt: skip
-        if not chosen.any():
-            raise ConfigError(
-                f"kernel tables: {path} has no row of {heads} query and {kv_heads} key-value heads "
-                f"of {model.head_dim}, keys and values in {r.kv_cache_dtype}, without a window"
-            )
         lengths = table[size] + (1 if size == "step" else 0)  # of a decode the tokens before its own are given
-        batches = table["batch_size"]
-        curves = {
-            int(b): Curve.of(lengths[rows], table["latency"][rows] * 1e3, power)
-            for b in np.unique(batches[chosen]) for rows in [chosen & (batches == b)]
-        }  # fmt: skip
-        return Surface(curves, f"sequences of a batch in {path.name}")
+        surfaces = []
+        for window, layers in Counter(model.windows).items():
+            chosen = alike & (table.get("window_size", 0) == (window or 0))
+            if not chosen.any():
+                raise ConfigError(
+                    f"kernel tables: {path} has no row of {heads} query and {kv_heads} key-value heads "
+                    f"of {model.head_dim}, keys and values in {r.kv_cache_dtype}, "
+                    + ("without a window" if window is None else f"with a window of {window}")
+                )
+            by_batch = _by_batch(table["batch_size"], lengths, table["latency"], chosen, power)
+            share = layers / model.num_hidden_layers
+            surfaces.append((Surface(by_batch, f"sequences of a batch in {path.name}"), share))
+        return surfaces
 
     def _all_reduce(self, path: Path) -> Curve:
         table = read(path, ("num_gpus", "message_size", "latency", "kernel_source"))
@@ -150,6 +191,17 @@ class AIConfigurator(Kernels):
             known = ", ".join(str(n) for n in sorted(set(devices.tolist())))
             raise ConfigError(f"engine.tensor_parallel: {path} has {known} devices, found {degree}")
         return Curve.of(np.asarray(table["message_size"])[chosen], np.asarray(table["latency"])[chosen] * 1e3)
+
+
+def _by_batch(
+    batches: np.ndarray, lengths: np.ndarray, ms: np.ndarray, chosen: np.ndarray, power: float
+) -> dict[int, Curve]:
+    """A curve over lengths for each batch among the `chosen` rows."""
+    return {
+        int(b): Curve.of(lengths[rows], ms[rows] * 1e3, power)
+        for b in np.unique(batches[chosen])
+        for rows in [chosen & (batches == b)]
+    }
 
 
 class Products:

@@ -7,6 +7,7 @@ from itertools import product
 
 from schedlab.framework.cost.fit import Point
 from schedlab.framework.cost.roofline import Roofline, Work
+from schedlab.framework.cost.windows import Window, seen
 
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192, 16384)
@@ -35,7 +36,7 @@ class Kernels:
         return True
 
     def projections_us(self, tokens: int) -> float:
-        """The products of one layer with `tokens` rows: qkv, out, gate with up, down."""
+        """The products of one layer with `tokens` rows: qkv, out, gate with up, down; or router and experts."""
         raise NotImplementedError
 
     def elementwise_us(self, tokens: int) -> float:
@@ -88,11 +89,13 @@ def points(kernels: Kernels, roofline: Roofline) -> list[Point]:
     """The grid's steps and their device times."""
     layers = roofline.model.num_hidden_layers
     return [
-        Point(work(tokens, batch, context), round(1e3 * step_us(kernels, layers, tokens, batch, context)))
+        Point(
+            work(tokens, batch, context, roofline.window), round(1e3 * step_us(kernels, layers, tokens, batch, context))
+        )
         for tokens, batch, context in grid(kernels)
     ]
 
 
-def work(tokens: int, batch: int, context: int) -> Work:
-    decodes = Work(tokens=batch, rows=batch, decodes=batch, decode_keys=batch * context)
-    return decodes + Work.prefill(0, tokens) if tokens else decodes
+def work(tokens: int, batch: int, context: int, window: Window) -> Work:
+    decodes = Work(tokens=batch, rows=batch, decodes=batch, decode_keys=batch * seen(context, window))
+    return decodes + Work.prefill(0, tokens, window=window) if tokens else decodes

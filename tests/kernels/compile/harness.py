@@ -10,17 +10,15 @@ import re
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
-from schedlab.kernels import configs
+from schedlab.experiments.device.compiling import launches_compile, variants
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -31,48 +29,13 @@ UNUSED_DEVICE = 99
 """The number of a device for which nothing was compiled, so that every launch has to ask for a compilation."""
 
 
-class StubDriver:
-    """What the JIT asks of a driver before a launch: a target, a device number (the key of its cache) and a stream."""
-
-    def __init__(self, target: str, device: int) -> None:
-        self.target = target
-        self.device = device
-
-    def get_current_target(self) -> GPUTarget:
-        return TARGETS[self.target]
-
-    def get_current_device(self) -> int:
-        return self.device
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-
-def _forget_device() -> None:
-    for cached in (configs.device_backend, configs.has_float8):
-        cached.cache_clear()
-
-
 @contextmanager
 def compiling_for(target: str, device: int | None = None) -> Iterator[list[tuple[str, Any]]]:
     """Inside, every `kernel[grid](...)` compiles and appends (kernel name, compiled kernel) to the list it yields."""
     compiled: list[tuple[str, Any]] = []
-
-    def getitem(kernel: JITFunction, grid: object) -> Callable[..., None]:
-        def launch(*args: Any, **kwargs: Any) -> None:
-            compiled.append((kernel.fn.__name__.strip("_"), kernel.run(*args, grid=grid, warmup=True, **kwargs)))
-
-        return launch
-
-    original = JITFunction.__getitem__
-    driver.set_active(StubDriver(target, list(TARGETS).index(target) if device is None else device))
-    _forget_device()
-    JITFunction.__getitem__ = getitem
-    try:
+    number = list(TARGETS).index(target) if device is None else device
+    with launches_compile(TARGETS[target], number, told=lambda name, kernel: compiled.append((name, kernel))):
         yield compiled
-    finally:
-        JITFunction.__getitem__ = original
-        _forget_device()
 
 
 @contextmanager
@@ -80,16 +43,12 @@ def specialisations() -> Iterator[dict[str, set[str]]]:
     """Inside, launches compile nothing; yields the keys of what each kernel would have been compiled for."""
     keys: dict[str, set[str]] = defaultdict(set)
 
-    def record(kernel: JITFunction, key: str, *args: Any) -> None:
+    def record(kernel: Any, key: str) -> bool:
         keys[kernel.fn.__name__.strip("_")].add(key)
+        return False
 
-    original = JITFunction._do_compile
-    JITFunction._do_compile = record
-    try:
-        with compiling_for("sm_90", device=UNUSED_DEVICE):
-            yield keys
-    finally:
-        JITFunction._do_compile = original
+    with variants(record), compiling_for("sm_90", device=UNUSED_DEVICE):
+        yield keys
 
 
 @dataclass(frozen=True)

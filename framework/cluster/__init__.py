@@ -1,0 +1,1 @@
+"""Many engines behind a router: what a router is told, and the order of events between replicas."""

@@ -1,0 +1,1 @@
+"""Routers: which replica serves a request. One file each, beside what they share."""
