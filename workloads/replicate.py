@@ -96,7 +96,7 @@ def bootstrap(trace: Trace, rng: np.random.Generator, block_s: float | None = No
     span = int(trace.arrival_ns[-1]) + 1
     length = -(-span // BLOCKS) if block_s is None else to_ns(block_s)
     if not 0 < length < span:
-        raise ConfigError(f"workload.bootstrap_block_s={block_s}, expected above 0 and below {span / 1e9:.1f} s, the span")
+        raise ConfigError(f"workload.bootstrap_block_s={block_s}, expected above 0 and below its {span / 1e9:.1f} s")
     block = trace.arrival_ns[leaders(trace)] // length
     order = np.argsort(block, kind="stable")
     counts = np.bincount(block, minlength=-(-span // length))
