@@ -190,7 +190,7 @@ def test_other_arrivals_keep_sessions_whole():
     assert again.arrival_ns.tolist() == [10 * S, 12 * S, 20 * S, 30 * S]
     assert any("arrivals from Constant(rate=0.1)" in s for s in again.provenance.assumed)
     assert select.rearrive(tied, AllAtOnce(), stream(0, "x")).arrival_ns.tolist() == [0, 0, 0, 2 * S]
-    with pytest.raises(ConfigError, match="workload.arrivals: the process ends after 2 arrivals, 3 are needed"):
+    with pytest.raises(ConfigError, match=r"workload\.arrivals: the process ends after 2 arrivals, 3 are needed"):
         select.rearrive(tied, AllAtOnce(2), stream(0, "x"))
 
 
