@@ -5,6 +5,7 @@ A job that fails leaves a result that says so and costs the other jobs of a swee
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import traceback
 from collections.abc import Mapping
@@ -33,6 +34,13 @@ from schedlab.framework.results.reader import read_run
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import RunWriter, write_json
 
+OF_OTHER_COMMANDS = ("roofline", "calibrate", "import", "fidelity", "check", "capacity")
+"""Sections of the configuration that no run reads."""
+CHOSEN = ("policy", "workload", "seed", "policy._target_")
+"""Told first and last."""
+NOT_OF_THE_NAME = ("wandb", "plots", "progress", "timeline", "resume", "log_format", "hydra")
+LONGEST_NAME = 128
+"""Letters of a run's name that W&B takes."""
 GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
 FLEET_GROUPS = (*GROUPS, "cluster", "router")
 
@@ -184,18 +192,47 @@ def tracker_of(keys: Mapping[str, Any], experiment: Experiment, directory: Path)
     settings, sweep, labels = WandbConfig(**keys), compose.sweep_directory(), experiment.labels
     if settings.mode == "disabled":
         return NoTracker()
+    facts = {**names_of(experiment), **flat_facts(experiment.manifest())}
     named = replace(
         settings,
         group=settings.group or (f"{sweep.parent.name}/{sweep.name}" if sweep else None),
-        name=settings.name or experiment.name,
+        name=settings.name or shown_name(facts, experiment.overrides),
         tags=[
             *settings.tags,
             *(str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels),
         ],
     )
-    return start_tracker(
-        named, {**experiment.config, **flat_facts(experiment.manifest())}, directory, in_sweep=sweep is not None
-    )
+    config = {key: value for key, value in experiment.config.items() if key not in OF_OTHER_COMMANDS}
+    return start_tracker(named, {**config, **facts}, directory, in_sweep=sweep is not None)
+
+
+def names_of(experiment: Experiment) -> dict[str, Any]:
+    """Flat keys by which runs are told apart; a policy that is given by its class has the name of that."""
+    labels, workload = experiment.labels, experiment.config["workload"]
+    own = type(experiment.policy).__name__ if labels["policy"] == "custom" else labels["policy"]
+    arrivals = workload.get("arrivals")
+    return {
+        "policy_name": own,
+        **{f"{group}_name": labels[group] for group in ("workload", "engine", "model") if group in labels},
+        "rate": arrivals.get("rate") if isinstance(arrivals, Mapping) else workload.get("rate"),
+        "seed": experiment.seed,
+    }
+
+
+def shown_name(facts: Mapping[str, Any], overrides: Mapping[str, str]) -> str:
+    """`fcfs · bursty · rate=20 · s0`: every override that decides what is computed, by the end of its key where that
+    is of one alone. One that is longer than W&B takes ends in a hash of the whole."""
+    told = {
+        key: value for key, value in overrides.items()
+        if key not in CHOSEN and key.partition(".")[0] not in NOT_OF_THE_NAME
+    }  # fmt: skip
+    ends = [key.rpartition(".")[2] for key in told]
+    words = [f"{end if ends.count(end) == 1 else key}={told[key]}" for key, end in zip(told, ends, strict=True)]
+    name = " · ".join([facts["policy_name"], facts["workload_name"], *words, f"s{facts['seed']}"])
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 11]} · {digest}"
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
