@@ -32,7 +32,7 @@ class Stage:
     def __post_init__(self) -> None:
         for key in (f.name for f in fields(self)):
             if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"observed_at: {key}: expected a number of at least 0, found {getattr(self, key)}")
+                raise ConfigError(f"Stage.{key}: expected a number of at least 0, found {getattr(self, key)}")
 
     def duration_ns(self, tokens: int, name: bytes) -> int:
         """How long it takes for `tokens` tokens; `name` is what the log-normal part is drawn from."""

@@ -2,8 +2,9 @@
 
 Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024.
 
-Differs from the source: a decode needs a free block only where it starts one, blocks of a prompt are taken chunk by
-chunk, and no watermark is kept; `sarathi` has these rules. vLLM V1's scheduler, which treats decodes and chunks alike,
+Differs from the source: with its defaults a decode needs a free block only where it starts one
+(`reserve_decode_block=true`: always), blocks of a prompt are taken chunk by chunk, and no watermark is kept; `sarathi`
+has these rules. vLLM V1's scheduler, which treats decodes and chunks alike,
 is `vllm_v1`: with `chunk_size` equal to the token budget both decide the same as long as the pool has room.
 """
 
@@ -12,7 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedlab.framework.step import Step
-from schedlab.policies.common import PromptLimits, check_chunk, chunked_step
+from schedlab.policies.common import (
+    PromptLimits,
+    check_chunk,
+    chunked_step,
+    decode_all,
+    decode_with_spare,
+    never_short,
+)
 from schedlab.policies.preemption import ChoosingVictims
 
 
@@ -28,6 +36,7 @@ class ChunkedPrefill(ChoosingVictims):
     chunk_size: int = 512
     long_prefill_token_threshold: int | None = None
     max_num_partial_prefills: int | None = None
+    reserve_decode_block: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,5 +47,7 @@ class ChunkedPrefill(ChoosingVictims):
 
     def schedule(self, step: Step) -> None:
         limits = PromptLimits(self.long_prefill_token_threshold, self.max_num_partial_prefills)
-        if chunked_step(step, lambda step: step.waiting, self.chunk_size, self.mode, self.victim, limits):
+        decodes = decode_with_spare if self.reserve_decode_block else decode_all
+        alone = chunked_step(step, lambda step: step.waiting, self.chunk_size, self.mode, self.victim, limits, decodes)
+        if alone and (not self.reserve_decode_block or never_short(step)):
             step.hold()

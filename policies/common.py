@@ -15,7 +15,7 @@ from schedlab.framework.request import Request
 from schedlab.framework.step import Grant, Step
 from schedlab.policies.preemption import Mode, preempt
 from schedlab.policies.ranking import may_be_admitted
-from schedlab.policies.victims import Rank, Victims, newest
+from schedlab.policies.victims import Rank, Victims, newest, running_now
 
 _RENAMED = {"make_room": "grant_with_preemption", "make_way": "preempt_to_admit", "admits": "can_admit"}
 
@@ -66,6 +66,46 @@ def decode_all(step: Step, mode: Mode = "recompute", limit: int | None = None, v
         if not grant_with_preemption(step, request, victims(step, request), mode=mode):
             preempt(step, request, mode)
     return not refused and not limited
+
+
+Decodes = Callable[[Step, Mode, int | None, Victims], bool]
+"""How a step decodes: `decode_all`, `decode_with_spare`, or what takes and returns the same."""
+
+
+def decode_with_spare(
+    step: Step,
+    mode: Mode = "recompute",
+    limit: int | None = None,
+    victims: Victims = newest,
+    set_aside: Callable[[Step], int] = lambda step: 0,
+) -> bool:
+    """As `decode_all`, in order, but each needs a free block beyond those `set_aside`, whether it starts one or not: a
+    rule of vLLM V0. Who runs alone needs none.
+    """
+    undisturbed, aside = limit is None or len(step.decoding) <= limit, set_aside(step)
+    for request in step.decoding[:limit]:
+        if request.state != "running" or not step.token_budget:
+            continue
+        if step.free_blocks <= aside and len(running_now(step)) > 1:
+            undisturbed = False
+            for victim in victims(step, request):
+                preempt(step, victim, mode)
+                aside = set_aside(step)
+                if step.free_blocks > aside or len(running_now(step)) == 1:
+                    break
+            else:
+                preempt(step, request, mode)
+                aside = set_aside(step)
+                continue
+        undisturbed &= bool(step.grant(request))
+    return undisturbed
+
+
+def never_short(step: Step) -> bool:
+    """Whether a decision to decode may stand although decodes need spare blocks: if all that decode generate
+    `max_tokens`, a block is left.
+    """
+    return sum(step.blocks_needed(request, _worst_case(request)) for request in step.decoding) < step.free_blocks
 
 
 def remaining(step: Step, request: Request) -> int:
@@ -184,14 +224,15 @@ def chunked_step(
     mode: Mode = "recompute",
     victims: Victims = newest,
     limits: PromptLimits = NO_LIMITS,
+    decodes: Decodes = decode_all,
 ) -> bool:
-    """Stall-free mix: decodes, then running prompts, then waiting ones in `order`; `chunk_size` tokens in all.
+    """Stall-free mix: `decodes`, then running prompts, then waiting ones in `order`; `chunk_size` tokens in all.
 
     `order` is asked after the decodes, whose blocks may have evicted what a waiting request counted on, and only if
     somebody can be admitted. Returns whether the step decodes all and does nothing else.
     """
     before = step.token_budget
-    undisturbed = decode_all(step, mode, chunk_size, victims)
+    undisturbed = decodes(step, mode, chunk_size, victims)
     room = min(chunk_size, before) - (before - step.token_budget)
     chunks = continue_prefills(step, room, mode, victims, limits)
     if undisturbed and chunks < room and step.waiting and step.free_slots:

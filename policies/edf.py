@@ -44,5 +44,10 @@ class EDF(Preempting):
 
     def deadline(self, request: Request) -> float:
         """Seconds on the engine's clock by which `request` should be done."""
-        deadline = request.deadline_s
-        return request.arrival_s + self.default_deadline_s if deadline is None else deadline
+        return due(request, self.default_deadline_s)
+
+
+def due(request: Request, default_s: float) -> float:
+    """The deadline of `request`, `default_s` after its arrival where it brings none; seconds on the engine's clock."""
+    deadline = request.deadline_s
+    return request.arrival_s + default_s if deadline is None else deadline

@@ -21,7 +21,8 @@ class PrefixReuse(ChoosingVictims):
     """Decodes first, then chunks; waiting requests in the order of `aging * arrival - cached tokens`.
 
     `aging_tokens_per_s`: a second of waiting weighs as much as so many cached tokens, so nobody is overtaken by those
-    that arrive later than its disadvantage divided by it. The order needs no `now`, so a heap fed by `cache_changed`
+    that arrive later than its disadvantage divided by it; 0: the longest prefix goes first, however long others wait.
+    The order needs no `now`, so a heap fed by `cache_changed`
     keeps it.
     """
 
@@ -32,8 +33,10 @@ class PrefixReuse(ChoosingVictims):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_chunk(self.chunk_size)
-        if not self.aging_tokens_per_s > 0:
-            raise ValueError(f"policy.aging_tokens_per_s: expected more than 0, found {self.aging_tokens_per_s}")
+        if not self.aging_tokens_per_s >= 0:
+            raise ValueError(f"policy.aging_tokens_per_s: expected at least 0, found {self.aging_tokens_per_s}")
+        if not self.aging_tokens_per_s:
+            self.no_bound_on = {"waiting": "longer cached prefixes may keep coming"}  # type: ignore[misc]
         self._queue = RankedQueue(self._rank)
 
     def schedule(self, step: Step) -> None:

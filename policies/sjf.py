@@ -17,21 +17,23 @@ from schedlab.policies.preemption import ChoosingVictims
 from schedlab.policies.ranking import RankedQueue
 
 
-def work_left(step: Step, request: Request, output_weight: float = 1.0) -> float:
-    """Tokens that `request` has to compute, its cached prefix left out, plus the output that it is predicted to
-    generate, each token of which counts as `output_weight`. Without a prediction the output is `max_tokens`.
+def work_left(step: Step, request: Request, output_weight: float = 1.0, prompt_weight: float = 1.0) -> float:
+    """Tokens that `request` has to compute, its cached prefix left out, each of which counts as `prompt_weight`, plus
+    the output that it is predicted to generate, at `output_weight` a token. Without a prediction the output is
+    `max_tokens`.
     """
     predicted = request.predicted_output_tokens
     output = request.max_tokens if predicted is None else predicted
-    return remaining(step, request) + output_weight * max(output - request.num_output_tokens, 0)
+    return prompt_weight * remaining(step, request) + output_weight * max(output - request.num_output_tokens, 0)
 
 
 @dataclass
 class SJF(ChoosingVictims):
     """Decodes first, then chunks; waiting requests in the order of `work left - aging * time waited`.
 
-    `output_weight`: work of an output token in prompt tokens. `aging_tokens_per_s`: a second of waiting outweighs as
-    much work, so nobody is overtaken by those that arrive later than its disadvantage divided by it.
+    `output_weight` and `prompt_weight`: work of an output token and of a prompt token. `aging_tokens_per_s`: a second
+    of waiting outweighs as much work, so nobody is overtaken by those that arrive later than its disadvantage divided
+    by it.
     """
 
     needs_prediction = True
@@ -39,6 +41,7 @@ class SJF(ChoosingVictims):
     chunk_size: int = 512
     output_weight: float = 1.0
     aging_tokens_per_s: float = 20.0
+    prompt_weight: float = 1.0
     _queue: RankedQueue = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -49,6 +52,8 @@ class SJF(ChoosingVictims):
                 f"policy: expected output_weight >= 0 and aging_tokens_per_s > 0, "
                 f"found {self.output_weight}, {self.aging_tokens_per_s}"
             )
+        if not 0 <= self.prompt_weight < math.inf:
+            raise ValueError(f"policy.prompt_weight: expected at least 0, found {self.prompt_weight}")
         self._queue = RankedQueue(self._rank)
 
     def schedule(self, step: Step) -> None:
@@ -56,4 +61,5 @@ class SJF(ChoosingVictims):
             step.hold()
 
     def _rank(self, step: Step, request: Request) -> float:
-        return work_left(step, request, self.output_weight) + self.aging_tokens_per_s * request.arrival_s
+        work = work_left(step, request, self.output_weight, self.prompt_weight)
+        return work + self.aging_tokens_per_s * request.arrival_s

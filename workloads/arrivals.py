@@ -32,7 +32,7 @@ def first_arrivals(process: Arrivals, rng: np.random.Generator, count: int) -> n
         have += len(chunk)
         if have >= count:
             return np.concatenate(parts)[:count]
-    raise ConfigError(f"the arrival process ends after {have} arrivals, {count} are needed")
+    raise ConfigError(f"workload.arrivals: the process ends after {have} arrivals, {count} are needed")
 
 
 class Renewal:
@@ -120,6 +120,10 @@ class AllAtOnce:
 
     count: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"AllAtOnce.count={self.count}, expected null or at least 1")
+
     def times(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
         if self.count is not None:
             yield np.zeros(self.count)
@@ -145,7 +149,7 @@ class RateCurve:
         if points.ndim != 2 or points.shape[1] != 2 or len(points) < 2:
             raise ConfigError(f"RateCurve.points={self.points}, expected at least two (time, rate) pairs")
         if (np.diff(points[:, 0]) < 0).any() or not np.isfinite(points).all() or (points < 0).any():
-            raise ConfigError("RateCurve.points must be finite, at least 0, and in order of time")
+            raise ConfigError(f"RateCurve.points={self.points}, expected finite, at least 0, and in order of time")
         if self.shape not in ("linear", "step"):
             raise ConfigError(f"RateCurve.shape={self.shape}, expected linear or step")
         start, stop = points[:-1], points[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,8 +26,9 @@ class Fixed:
     output: int
 
     def __post_init__(self) -> None:
-        if self.prompt < 1 or self.output < 1:
-            raise ConfigError(f"Fixed lengths prompt={self.prompt}, output={self.output}, expected at least 1")
+        for name in ("prompt", "output"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"Fixed.{name}={getattr(self, name)}, expected at least 1")
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         return np.full(n, self.prompt, dtype=np.int64), np.full(n, self.output, dtype=np.int64)
@@ -40,9 +42,10 @@ class Uniform:
     output: Sequence[int]
 
     def __post_init__(self) -> None:
-        for name, (low, high) in (("prompt", self.prompt), ("output", self.output)):
-            if not 1 <= low <= high:
-                raise ConfigError(f"Uniform.{name}=[{low}, {high}], expected 1 <= low <= high")
+        for name in ("prompt", "output"):
+            low, *rest = range_ = list(getattr(self, name)) or [0]
+            if len(rest) != 1 or not 1 <= low <= rest[0]:
+                raise ConfigError(f"Uniform.{name}={range_}, expected [low, high] with 1 <= low <= high")
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         (prompt_low, prompt_high), (output_low, output_high) = self.prompt, self.output
@@ -66,10 +69,14 @@ class Lognormal:
     output_limit: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if not (1 <= self.prompt_median <= self.prompt_limit and 1 <= self.output_median <= self.output_limit):
-            raise ConfigError("Lognormal medians must lie between 1 and their limits")
-        if min(self.prompt_sigma, self.output_sigma) < 0 or not -1 <= self.correlation <= 1:
-            raise ConfigError("Lognormal sigmas must be at least 0, the correlation between -1 and 1")
+        for name in ("prompt", "output"):
+            median, limit, sigma = (getattr(self, f"{name}_{what}") for what in ("median", "limit", "sigma"))
+            if not 1 <= median <= limit:
+                raise ConfigError(f"Lognormal.{name}_median={median}, expected 1 <= median <= {name}_limit={limit}")
+            if not 0 <= sigma < math.inf:
+                raise ConfigError(f"Lognormal.{name}_sigma={sigma}, expected a finite number of at least 0")
+        if not -1 <= self.correlation <= 1:
+            raise ConfigError(f"Lognormal.correlation={self.correlation}, expected -1 to 1")
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         prompt, output = self._once(rng, n)

@@ -70,11 +70,11 @@ class Synthetic(Offered):
 
     def __post_init__(self) -> None:
         if self.num_requests is None and self.duration_s is None:
-            raise ConfigError(f"workload {self.name} needs num_requests or duration_s, or it never ends")
+            raise ConfigError("workload.num_requests: expected it or workload.duration_s, or the workload never ends")
         if self.num_requests is not None and self.num_requests < 1:
-            raise ConfigError(f"workload {self.name}: num_requests={self.num_requests}, expected at least 1")
+            raise ConfigError(f"workload.num_requests={self.num_requests}, expected at least 1")
         if bool(self.clients) == (self.arrivals is not None and self.lengths is not None):
-            raise ConfigError(f"workload {self.name} needs either arrivals and lengths, or clients")
+            raise ConfigError(f"workload {self.name} needs workload.arrivals and .lengths, or else workload.clients")
 
     def _clients(self) -> Mapping[str, Client]:
         if self.clients:
@@ -98,7 +98,7 @@ class Synthetic(Offered):
     def load(self, seed: int = 0) -> Trace:
         parts = list(self.parts(seed))
         if not parts:
-            raise ConfigError(f"workload {self.name}: nothing arrives within duration_s={self.duration_s}")
+            raise ConfigError(f"workload.duration_s={self.duration_s}: nothing arrives within it")
         return concatenate(parts).with_columns(provenance=Provenance(prompt_seed=None))
 
 
@@ -134,7 +134,7 @@ class CommonWork(Offered):
     def __post_init__(self) -> None:
         Poisson(self.rate), Uniform(self.prompt, self.output)  # their checks are ours
         if self.num_requests < 1:
-            raise ConfigError(f"workload {self.name}: num_requests={self.num_requests}, expected at least 1")
+            raise ConfigError(f"workload.num_requests={self.num_requests}, expected at least 1")
 
     def parts(self, seed: int) -> Iterator[Trace]:
         draw = random.Random(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,8 +31,16 @@ class SystemPrompts:
 
     def __post_init__(self) -> None:
         low, high = self._range()
-        if self.count < 1 or self.block_size < 1 or not 1 <= low <= high or self.zipf < 0 or not 0 <= self.share <= 1:
-            raise ConfigError(f"{self}: expected count, tokens, block_size >= 1, zipf >= 0 and share within [0, 1]")
+        expected = {
+            "count": ("at least 1", self.count >= 1),
+            "tokens": ("at least 1, or [low, high]", 1 <= low <= high),
+            "zipf": ("a finite number of at least 0", 0 <= self.zipf < math.inf),
+            "share": ("0 to 1", 0 <= self.share <= 1),
+            "block_size": ("at least 1", self.block_size >= 1),
+        }
+        for key, (wanted, holds) in expected.items():
+            if not holds:
+                raise ConfigError(f"SystemPrompts.{key}={getattr(self, key)}, expected {wanted}")
 
     def _range(self) -> tuple[int, int]:
         return (self.tokens, self.tokens) if isinstance(self.tokens, int) else (self.tokens[0], self.tokens[1])

@@ -96,7 +96,7 @@ def bootstrap(trace: Trace, rng: np.random.Generator, block_s: float | None = No
     span = int(trace.arrival_ns[-1]) + 1
     length = -(-span // BLOCKS) if block_s is None else to_ns(block_s)
     if not 0 < length < span:
-        raise ConfigError(f"bootstrap_block_s={block_s}, expected above 0 and below the span of {span / 1e9:.1f} s")
+        raise ConfigError(f"workload.bootstrap_block_s={block_s}, expected above 0 and below its {span / 1e9:.1f} s")
     block = trace.arrival_ns[leaders(trace)] // length
     order = np.argsort(block, kind="stable")
     counts = np.bincount(block, minlength=-(-span // length))
@@ -105,7 +105,7 @@ def bootstrap(trace: Trace, rng: np.random.Generator, block_s: float | None = No
     rows = [order[first[b] : first[b + 1]] for b in drawn.tolist()]
     sizes = [len(r) for r in rows]
     if not sum(sizes):
-        raise ConfigError(f"{trace.name}: the blocks drawn hold no request; choose a longer bootstrap_block_s")
+        raise ConfigError(f"{trace.name}: the blocks drawn hold no request; choose a longer workload.bootstrap_block_s")
     taken = np.concatenate(rows)
     again = _occurrence(drawn)
     shift = np.repeat((np.arange(len(drawn)) - drawn) * length, sizes)

@@ -39,9 +39,9 @@ def _waits(trace: Trace) -> np.ndarray:
 def first_requests(trace: Trace, count: int, repeat: bool = False) -> Trace:
     """The first `count` requests in order of arrival; more than there are only by `repeat`ing, with fresh content."""
     if count < 1:
-        raise ConfigError(f"max_requests={count}, expected at least 1")
+        raise ConfigError(f"workload.max_requests={count}, expected at least 1")
     if count > len(trace) and not repeat:
-        raise ConfigError(f"max_requests={count}, but {trace.name} has {len(trace)} requests; repeat=true starts again")
+        raise ConfigError(f"workload.max_requests={count}, but {trace.name} has {len(trace)}; repeat=true starts again")
     trace = laps(trace, -(-count // len(trace)))
     return choose(trace, np.arange(len(trace)) < count, "beyond_max_requests")
 
@@ -66,10 +66,10 @@ def laps(trace: Trace, number: int) -> Trace:
 def window(trace: Trace, start_s: float, stop_s: float) -> Trace:
     """Requests arriving in [start, stop) recorded seconds from the trace's zero, timed from the first of them again."""
     if not 0 <= start_s < stop_s:
-        raise ConfigError(f"window=[{start_s}, {stop_s}], expected 0 <= start < stop")
+        raise ConfigError(f"workload.window=[{start_s}, {stop_s}], expected 0 <= start < stop")
     inside = (trace.arrival_ns >= to_ns(start_s)) & (trace.arrival_ns < to_ns(stop_s))
     if not inside.any():
-        raise ConfigError(f"window=[{start_s}, {stop_s}] holds no request; {trace.name} spans {trace.span_s:.1f} s")
+        raise ConfigError(f"workload.window=[{start_s}, {stop_s}] holds none; {trace.name} spans {trace.span_s:.1f} s")
     return rebase(choose(trace, inside, "outside_window"))
 
 
@@ -78,7 +78,7 @@ def sample_sessions(trace: Trace, share: float, rng: np.random.Generator) -> Tra
     if trace.session is None:
         raise ConfigError(f"{trace.name} has no sessions to sample; choose a window or max_requests")
     if not 0 < share <= 1:
-        raise ConfigError(f"sample_sessions={share}, expected a share above 0, up to 1")
+        raise ConfigError(f"workload.sample_sessions={share}, expected a share above 0, up to 1")
     leader = leaders(trace)
     unique, place = np.unique(leader, return_inverse=True)
     kept = rng.permutation(len(unique))[: max(1, round(share * len(unique)))]
@@ -148,7 +148,7 @@ def scale_time(trace: Trace, scale: float, think_scale: float | None = None) -> 
     """Recorded times multiplied by `scale` (0.5 is twice as fast); think times by `think_scale`, or `scale` too."""
     for name, value in (("time_scale", scale), ("think_scale", think_scale)):
         if value is not None and not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"{name}={value}, expected a finite number above 0")
+            raise ConfigError(f"workload.{name}={value}, expected a finite number above 0")
     trace = replace(trace, arrival_ns=_times(trace.arrival_ns, scale))
     if trace.think_ns is None:
         return trace
@@ -163,9 +163,9 @@ def _times(ns: np.ndarray, scale: float) -> np.ndarray:
 def scale_for_rate(trace: Trace, rate: float) -> float:
     """The time scale at which requests arrive at `rate` a second on average."""
     if not (np.isfinite(rate) and rate > 0):
-        raise ConfigError(f"target_rate={rate}, expected a finite number above 0")
+        raise ConfigError(f"workload.target_rate={rate}, expected a finite number above 0")
     if not trace.span_s:
-        raise ConfigError(f"target_rate={rate}: {trace.name} arrives all at once, no scale gives it a rate")
+        raise ConfigError(f"workload.target_rate={rate}: {trace.name} arrives all at once, no scale gives it a rate")
     return trace.mean_rate / rate
 
 
@@ -174,7 +174,7 @@ def spread_ticks(trace: Trace, width_s: float, rng: np.random.Generator) -> Trac
     stamps, tick = np.unique(trace.arrival_ns, return_inverse=True)
     gap_s = float(np.diff(stamps).min()) / NS if len(stamps) > 1 else float("inf")
     if not 0 < width_s <= gap_s:
-        raise ConfigError(f"jitter_s={width_s}, expected above 0 and at most {gap_s:g}, the least gap between stamps")
+        raise ConfigError(f"workload.jitter_s={width_s}, expected above 0, at most {gap_s:g}, the least gap of stamps")
     draws = rng.random(len(trace)) * to_ns(width_s)
     within = np.lexsort((draws, tick))  # rows of a tick stand together, so their sorted draws go to them in order
     spread = trace.arrival_ns + draws[within].astype(np.int64)

@@ -206,8 +206,11 @@ class ServeGen(Offered):
         one_of("zero_lengths", self.zero_lengths, "one", "error")
         if not self.clients:
             raise ConfigError(f"workload {self.name} needs workload.clients, a list of PREFIX of PREFIX-trace.csv")
-        if self.start_s < 0 or not self.duration_s > 0:
-            raise ConfigError(f"workload {self.name}: expected start_s of at least 0 and duration_s above 0")
+        if not 0 <= self.start_s < math.inf:
+            raise ConfigError(f"workload.start_s={self.start_s}, expected a finite number of at least 0")
+        for name, value in (("duration_s", self.duration_s), ("target_rate", self.target_rate)):
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"workload.{name}={value}, expected a finite number above 0")
 
     def parts(self, seed: int) -> Iterator[Trace]:
         stop_s = self.start_s + self.duration_s

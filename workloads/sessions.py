@@ -31,8 +31,9 @@ class ThinkTime:
     cv: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.mean_s) and self.mean_s >= 0 and np.isfinite(self.cv) and self.cv >= 0):
-            raise ConfigError(f"ThinkTime(mean_s={self.mean_s}, cv={self.cv}), expected finite and at least 0")
+        for name in ("mean_s", "cv"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ConfigError(f"ThinkTime.{name}={getattr(self, name)}, expected a finite number of at least 0")
 
     def draw_ns(self, rng: np.random.Generator, n: int) -> np.ndarray:
         if not self.cv or not self.mean_s:
@@ -81,8 +82,9 @@ class Conversations(Offered):
     max_context: int = 8192
 
     def __post_init__(self) -> None:
-        if self.num_sessions < 1 or self.turns < 1:
-            raise ConfigError(f"workload {self.name}: expected at least 1 session and a mean of at least 1 turn")
+        for name in ("num_sessions", "turns"):
+            if not 1 <= getattr(self, name) < np.inf:
+                raise ConfigError(f"workload.{name}={getattr(self, name)}, expected at least 1")
 
     def load(self, seed: int = 0) -> Trace:
         turns = stream(seed, self.name, "turns").geometric(1 / self.turns, self.num_sessions)
@@ -97,7 +99,7 @@ class Conversations(Offered):
         prompt = _within(session, words + output) - output + system[session]
         keep = prompt + output <= self.max_context  # contexts grow, so this cuts the ends of sessions
         if not keep.any():
-            raise ConfigError(f"workload {self.name}: no turn fits max_context={self.max_context}")
+            raise ConfigError(f"workload.max_context={self.max_context}: no turn fits")
         session, prompt, output, think = session[keep], prompt[keep], output[keep], think[keep]
         columns: dict[str, Any] = {"grows": np.concatenate([[False], session[1:] == session[:-1]])}
         if space is not None:
@@ -151,7 +153,7 @@ class ClosedLoop(Offered):
 
     def __post_init__(self) -> None:
         if not 1 <= self.users <= self.num_requests:
-            raise ConfigError(f"workload {self.name}: users={self.users}, expected 1 to {self.num_requests}")
+            raise ConfigError(f"workload.users={self.users}, expected 1 to num_requests={self.num_requests}")
 
     def load(self, seed: int = 0) -> Trace:
         user = np.sort(np.arange(self.num_requests) % self.users)

@@ -195,7 +195,7 @@ class Recorded(Offered):
         elif self.max_requests is not None:
             trace = select.first_requests(trace, self.max_requests, self.repeat)
         elif part:
-            raise ConfigError("replicates=windows needs workload.window or workload.max_requests to cut the trace")
+            raise ConfigError("workload.replicates=windows needs workload.window or .max_requests to cut the trace")
         if self.max_length is not None:
             trace = select.limit_length(trace, self.max_length, self.too_long)
         if seed and how == "bootstrap" and self.arrivals is None:
@@ -216,11 +216,14 @@ class Recorded(Offered):
     def read(self) -> Trace:
         """The whole file, before anything is chosen."""
         named = {ours: name for ours, name in self.columns.items() if name is not None}
-        options = ReadOptions(
-            time_unit=self.time_unit, block_size=self.block_size, hash_scope=self.hash_scope, strict=self.strict,
-            keep_failed=self.keep_failed, columns=named, tokenizer=self.tokenizer,
-            priority_order=self.priority_order, max_span_s=self.max_span_s, gap=self.gap,
-        )  # fmt: skip
+        try:
+            options = ReadOptions(
+                time_unit=self.time_unit, block_size=self.block_size, hash_scope=self.hash_scope, strict=self.strict,
+                keep_failed=self.keep_failed, columns=named, tokenizer=self.tokenizer,
+                priority_order=self.priority_order, max_span_s=self.max_span_s, gap=self.gap,
+            )  # fmt: skip
+        except ConfigError as error:
+            raise ConfigError(f"workload.{error}") from None
         return _traces.read(self._file(), self.format, options).with_columns(name=self.name)
 
     def _file(self) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from schedlab.experiments.analysis.decisions import parting
 from schedlab.experiments.analysis.past_run import PastRun
-from schedlab.experiments.sweep.replicates import offered_hash
+from schedlab.experiments.run.offered import offered_hash
 from schedlab.framework.engine import Engine
 from schedlab.framework.policy import Event, Policy
 from schedlab.framework.request import Request

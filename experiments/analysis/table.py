@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from schedlab.experiments.analysis.agreement import describe_agreement
 from schedlab.experiments.analysis.derived import derived
 from schedlab.experiments.analysis.pressure import pressure
+from schedlab.experiments.run.offered import offered_hash
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.groups import TURNED_AWAY
 from schedlab.framework.results.reader import read_run
@@ -125,16 +126,21 @@ class Run:
         return self.manifest.get("engine", {}).get(name)
 
     @property
-    def arrivals(self) -> str:
-        """Equal for runs that were offered the same requests."""
+    def workload(self) -> str:
+        """What the manifest says of the requests. Runs of two files may have been offered the same all the same."""
         workload = self.manifest.get("workload", {}), self.manifest.get("config", {}).get("workload")
         return json.dumps([*workload, str(self.labels.get("seed"))], sort_keys=True)
 
+    @cached_property
+    def offered(self) -> str:
+        """Equal for runs that were offered the same requests; ConfigError where they were not stored."""
+        return str(derived(self.directory, "offered", lambda: offered_hash(self.directory)))
+
     @property
     def task(self) -> str:
-        """Equal for runs that were offered the same requests on the same model and kind of engine."""
+        """Equal for runs of one seed on the same model and kind of engine."""
         model = self.manifest.get("config", {}).get("model")
-        return json.dumps([self.arrivals, self.labels.get("engine"), model], sort_keys=True)
+        return json.dumps([self.labels.get("seed"), self.labels.get("engine"), model], sort_keys=True)
 
     @cached_property
     def figures(self) -> dict[str, Any]:
@@ -332,15 +338,26 @@ def chain_notes(runs: Sequence[Run]) -> list[str]:
     return [f"tokens come in bunches of up to {words} (max_chained_steps): most gaps are 0, the others a chain long"]
 
 
+def arrivals(runs: Sequence[Run]) -> list[str]:
+    """A key for each run, equal for those that were offered the same requests, as far as can be told."""
+    told = [run.workload for run in runs]
+    if len(set(told)) < 2:
+        return told
+    try:
+        return [run.offered for run in runs]
+    except ConfigError:  # some run has stored no requests
+        return told
+
+
 def arrival_notes(runs: Sequence[Run]) -> list[str]:
-    kinds = len({run.arrivals for run in runs})
+    kinds = len(set(arrivals(runs)))
     return [f"arrivals differ: the runs were offered {kinds} different sets of requests"] if kinds > 1 else []
 
 
 def token_notes(runs: Mapping[str, Run]) -> list[str]:
-    groups: dict[str, dict[str, Path]] = {}
-    for name, run in runs.items():
-        groups.setdefault(run.task, {})[name] = run.directory
+    groups: dict[tuple[str, str], dict[str, Path]] = {}
+    for (name, run), offer in zip(runs.items(), arrivals(list(runs.values())), strict=True):
+        groups.setdefault((offer, run.task), {})[name] = run.directory
     return [note for group in groups.values() if len(group) > 1 and (note := describe_agreement(group))]
 
 

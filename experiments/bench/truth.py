@@ -315,7 +315,7 @@ def picture(judged: Judged, path: Path) -> None:
             ]  # fmt: skip
             if pairs:
                 axes.scatter(*zip(*pairs, strict=True), s=8, alpha=0.6, label=f"{backend} ({len(pairs)})")
-        axes.axline((1, 1), slope=1, color="grey", linewidth=1)
+        axes.axline((1, 1), (10, 10), color="grey", linewidth=1)
         axes.set(xscale="log", yscale="log", title=way, xlabel="measured TPOT (ms)", ylabel="modelled TPOT (ms)")
         axes.legend(loc="upper left")
     figure.savefig(path, dpi=120)

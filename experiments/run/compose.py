@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
 import re
 import sys
@@ -249,7 +250,20 @@ def made(value: Any, name: str) -> Any:
     if "_target_" not in value:
         return parts
     target = locate(value["_target_"], name)
-    return functools.partial(target, **parts) if value.get("_partial_") else target(**parts)
+    if value.get("_partial_"):
+        return functools.partial(target, **parts)
+    try:
+        return target(**parts)
+    except ConfigError as error:
+        raise ConfigError(placed(str(error), name, target)) from error
+
+
+def placed(text: str, name: str, target: Any) -> str:
+    """What a constructor says of `Class.argument`, with the argument's dotted key in its place."""
+    found = re.match(r"\w+\.(\w+)(?=[:=])", text)
+    if found is None or found[1] not in inspect.signature(target).parameters:
+        return text
+    return f"{name}.{found[1]}{text[found.end() :]}"
 
 
 def locate(target: str, name: str) -> Any:

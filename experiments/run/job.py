@@ -6,6 +6,7 @@ A job that fails leaves a result that says so and costs the other jobs of a swee
 from __future__ import annotations
 
 import errno
+import hashlib
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,13 @@ WORST = 1e15
 """Of a run that failed, or whose figures are unknown."""
 MOST_DRAWN = 500_000
 """Rows of requests and steps of a run whose pictures are drawn without being asked for."""
+OF_OTHER_COMMANDS = ("roofline", "calibrate", "import", "fidelity", "check", "capacity")
+"""Sections of the configuration that no run reads."""
+CHOSEN = ("policy", "workload", "seed", "policy._target_")
+"""Told first and last."""
+NOT_OF_THE_NAME = ("wandb", "plots", "progress", "timeline", "resume", "log_format", "hydra")
+LONGEST_NAME = 128
+"""Letters of a run's name that W&B takes."""
 GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
 FLEET_GROUPS = (*GROUPS, "cluster", "router")
 
@@ -215,19 +223,21 @@ class Plan:
         return tables
 
     def _tracker(self, directory: Path) -> Tracker:
-        """W&B's, unless it is off: named after the run, grouped by its sweep."""
-        wandb, sweep, labels = self.wandb, compose.sweep_directory(), self.experiment.labels
+        """W&B's, unless it is off: named after what the run was asked for, grouped by its sweep."""
+        wandb, sweep, experiment = self.wandb, compose.sweep_directory(), self.experiment
         if wandb.mode == "disabled":
             return NoTracker()
+        labels = experiment.labels
+        facts = {**names_of(experiment), **flat_facts(experiment.manifest())}
         tags = [str(labels[group]) for group in ("policy", "workload", "engine", "model") if group in labels]
         named = replace(
             wandb,
             group=wandb.group or (f"{sweep.parent.name}/{sweep.name}" if sweep else None),
-            name=wandb.name or self.experiment.name,
+            name=wandb.name or shown_name(facts, experiment.overrides),
             tags=[*wandb.tags, *tags],
         )
-        shown = {**self.experiment.config, **flat_facts(self.experiment.manifest())}
-        return start_tracker(named, shown, directory, in_sweep=sweep is not None)
+        config = {key: value for key, value in experiment.config.items() if key not in OF_OTHER_COMMANDS}
+        return start_tracker(named, {**config, **facts}, directory, in_sweep=sweep is not None)
 
 
 def settings_of(resolved: Mapping[str, Any]) -> Settings:
@@ -261,6 +271,35 @@ def experiment_of(
         labels={**compose.choices(GROUPS if not resolved["cluster"] else FLEET_GROUPS), "seed": settings.seed},
         overrides=compose.overrides(),
     )
+
+
+def names_of(experiment: Experiment) -> dict[str, Any]:
+    """Flat keys by which runs are told apart; a policy that is given by its class has the name of that."""
+    labels, workload = experiment.labels, experiment.config["workload"]
+    own = type(experiment.policy).__name__ if labels["policy"] == "custom" else labels["policy"]
+    arrivals = workload.get("arrivals")
+    return {
+        "policy_name": own,
+        **{f"{group}_name": labels[group] for group in ("workload", "engine", "model") if group in labels},
+        "rate": arrivals.get("rate") if isinstance(arrivals, Mapping) else workload.get("rate"),
+        "seed": experiment.seed,
+    }
+
+
+def shown_name(facts: Mapping[str, Any], overrides: Mapping[str, str]) -> str:
+    """`fcfs · bursty · rate=20 · s0`: every override that decides what is computed, by the end of its key where that
+    is of one alone. One that is longer than W&B takes ends in a hash of the whole."""
+    told = {
+        key: value for key, value in overrides.items()
+        if key not in CHOSEN and key.partition(".")[0] not in NOT_OF_THE_NAME
+    }  # fmt: skip
+    ends = [key.rpartition(".")[2] for key in told]
+    words = [f"{end if ends.count(end) == 1 else key}={told[key]}" for key, end in zip(told, ends, strict=True)]
+    name = " · ".join([facts["policy_name"], facts["workload_name"], *words, f"s{facts['seed']}"])
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 11]} · {digest}"
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,13 @@ zstandard).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -145,3 +146,45 @@ def read_outputs(directory: Path) -> Iterator[tuple[str, list[int]]]:
                     yield row["request_id"], row["token_ids"]
         except (EOFError, json.JSONDecodeError, KeyError) as error:
             raise ConfigError(f"{path}: damaged or cut short ({error})") from None
+
+
+# ---- what was offered, from a run's folder ----
+
+
+def offered_hash(directory: Path) -> str:
+    """Equal for runs that were offered the same requests: times, lengths, what prompts share, who asks how urgently.
+
+    Names of requests, rows and sessions do not count, nor do SLO classes. A turn that follows another one arrives when
+    the policy lets it and is left out: what it follows stands for it. ConfigError for a run without its workload.
+    """
+    path = packed.find(directory, OFFERED)
+    if not path.exists():
+        raise ConfigError(f"{path}: not there; runs are paired by what they were offered")
+    shape = hashlib.sha256()
+    numbers: dict[Any, int] = {}
+    with packed.opened(path) as file:
+        try:
+            for line in file:
+                row = json.loads(line)
+                if "after" not in row:
+                    shape.update(repr(_shape(row, numbers)).encode())
+        except (EOFError, OSError, json.JSONDecodeError, KeyError) as error:
+            raise ConfigError(f"{path}: damaged or cut short ({error})") from None
+    return shape.hexdigest()
+
+
+_TERMS = ("max_tokens", "client", "priority", "deadline_ns", "abort_ns", "preparation_ns", "delivery_ns", "sampling")
+
+
+def _shape(row: Mapping[str, Any], numbers: dict[Any, int]) -> tuple[Any, ...]:
+    """What of a row matters, with names replaced by the order in which they first appear."""
+    content = row["content"]
+    scope = content.get("scope")
+    shared = [numbers.setdefault((scope, i), len(numbers)) for i in content.get("ids", ())]
+    session = row.get("session")
+    return (
+        row["arrival_ns"], row["prompt_tokens"], row["output_tokens"],
+        *(row.get(name) for name in _TERMS),
+        shared, content.get("width"), content.get("widths"), content.get("tokens"),
+        None if session is None else numbers.setdefault(("session", session), len(numbers)),
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from schedlab.experiments.analysis import series
+from schedlab.experiments.analysis.verdicts import better_when
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.tables import SCHEMAS, Columns, RunTables
 from schedlab.framework.results.writer import folder_within
@@ -123,12 +124,20 @@ class WandbTracker:
                 upload(Path(self._run.settings.sync_dir), self._directory, self._settings.finish_timeout_s)
 
     def _log_tables(self, tables: RunTables) -> None:
+        define_goals(self._run, tables.summary)
         self._run.summary.update({key: value for key, value in tables.summary.items() if value is not None})
         self._run.summary["digest"] = tables.digest
         if tables.result["record"] != "full":
             return
         log_curves(self._run, tables, self._settings.max_points)
         log_requests(self._run, tables.requests, self._settings.max_table_rows, self._directory)
+
+
+def define_goals(run: Any, summary: Mapping[str, Any]) -> None:
+    """Which way each figure is better, where it is one of these."""
+    for key, value in summary.items():
+        if value is not None and (better := better_when(key)):
+            run.define_metric(key, summary="max" if better > 0 else "min")
 
 
 def log_curves(run: Any, tables: RunTables, points: int) -> None:

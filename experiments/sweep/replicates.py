@@ -5,18 +5,13 @@ Runs that were offered the same requests are one replicate, whatever their seeds
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.analysis.derived import derived
 from schedlab.experiments.analysis.table import Run
 from schedlab.framework.errors import ConfigError
-from schedlab.framework.results.packed import find, opened
-from schedlab.workloads.readers import OFFERED
 
 NOT_OF_THE_VARIANT = (
     "seed", "progress", "plots", "log_format", "record", "resume", "store_text", "wandb", "hydra",
@@ -24,50 +19,10 @@ NOT_OF_THE_VARIANT = (
 """Keys, and groups of keys, that make two runs neither variants nor conditions of each other."""
 OFFERS = ("workload", "slo", "measure", "observed_at")
 """What a run is asked to serve and how it is judged: never a variant, for its runs are offered something else."""
+FILES = ("workload.path", "workload.format")
+"""Where requests came from, which is no condition of runs that were offered the same."""
 DIRECTORY = "directory"
 POLICY = "policy"
-
-
-# ---- what was offered ----
-
-
-def offered_hash(directory: Path) -> str:
-    """Equal for runs that were offered the same requests: times, lengths, what prompts share, who asks how urgently.
-
-    Names of requests, rows and sessions do not count, nor do SLO classes. A turn that follows another one arrives when
-    the policy lets it and is left out: what it follows stands for it. ConfigError for a run without its workload.
-    """
-    path = find(directory, OFFERED)
-    if not path.exists():
-        raise ConfigError(f"{path}: not there; runs are paired by what they were offered")
-    shape = hashlib.sha256()
-    numbers: dict[Any, int] = {}
-    with opened(path) as file:
-        try:
-            for line in file:
-                row = json.loads(line)
-                if "after" not in row:
-                    shape.update(repr(_shape(row, numbers)).encode())
-        except (EOFError, OSError, json.JSONDecodeError, KeyError) as error:
-            raise ConfigError(f"{path}: damaged or cut short ({error})") from None
-    return shape.hexdigest()
-
-
-_TERMS = ("max_tokens", "client", "priority", "deadline_ns", "abort_ns", "preparation_ns", "delivery_ns", "sampling")
-
-
-def _shape(row: Mapping[str, Any], numbers: dict[Any, int]) -> tuple[Any, ...]:
-    """What of a row matters, with names replaced by the order in which they first appear."""
-    content = row["content"]
-    scope = content.get("scope")
-    shared = [numbers.setdefault((scope, i), len(numbers)) for i in content.get("ids", ())]
-    session = row.get("session")
-    return (
-        row["arrival_ns"], row["prompt_tokens"], row["output_tokens"],
-        *(row.get(name) for name in _TERMS),
-        shared, content.get("width"), content.get("widths"), content.get("tokens"),
-        None if session is None else numbers.setdefault(("session", session), len(numbers)),
-    )  # fmt: skip
 
 
 # ---- variants and conditions ----
@@ -112,7 +67,7 @@ def questions(
     if baseline is None and sum(run.complete for root in roots for run in runs[root]) < 2:
         return [], []
     by_place = baseline is not None and baseline in map(str, roots)
-    labelled = [label(run, root, by_place) for root in roots for run in runs[root] if run.complete]
+    labelled = same_files([label(run, root, by_place) for root in roots for run in runs[root] if run.complete])
     by_place = by_place or same_in_several(labelled)
     contrast = tells_apart(labelled, by_place)
     groups: dict[Facts, dict[Facts, list[Labelled]]] = {}
@@ -148,7 +103,16 @@ def label(run: Run, root: Path, asked_only: bool) -> Labelled:
     limits = {f"engine.{name}": value for name, value in manifest.get("engine", {}).items()}
     facts = {DIRECTORY: str(root), POLICY: run.policy, **run.labels, **({} if asked_only else {**knobs, **limits})}
     kept = {key: str(value) for key, value in facts.items() if key.partition(".")[0] not in NOT_OF_THE_VARIANT}
-    return Labelled(run, kept, derived(run.directory, "offered", lambda: offered_hash(run.directory)))
+    return Labelled(run, kept, run.offered)
+
+
+def same_files(runs: Sequence[Labelled]) -> list[Labelled]:
+    """`runs`, with the file of the first of those that were offered the same requests."""
+    files: dict[str, dict[str, str]] = {}
+    for run in runs:
+        files.setdefault(run.offered, {key: run.facts[key] for key in FILES if key in run.facts})
+    kept = [{key: value for key, value in run.facts.items() if key not in FILES} for run in runs]
+    return [replace(run, facts={**facts, **files[run.offered]}) for run, facts in zip(runs, kept, strict=True)]
 
 
 def plain_knobs(manifest: Mapping[str, Any]) -> dict[str, Any]:

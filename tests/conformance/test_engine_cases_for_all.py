@@ -18,6 +18,8 @@ from schedlab.testing import Case, Spec, check_streams
 
 MS = 1_000_000
 NAMES = [option.name for option in options() if option.target.startswith("schedlab.policies.")]
+BY_SERVICE = ("multilevel_feedback", "program_las", "fastserve", "sglang_lpm")
+LOOK_AT_NEWCOMERS = ("shedding", "srpt", "fastserve")
 all_policies = pytest.mark.parametrize("name", NAMES)
 
 
@@ -68,7 +70,7 @@ def test_equal_requests_of_equal_priority_never_take_turns(name):
     """Full slots and a queue of equals: who runs, runs on."""
     trace = [Spec(f"r{i}", i * MS, 12, 20, priority=3) for i in range(8)]
     outcome = served(name, trace, max_num_seqs=2, num_blocks=60)
-    if name != "multilevel_feedback":  # which takes turns by design, a quantum at a time
+    if name not in ("multilevel_feedback", "fastserve"):  # which take turns by design, a quantum at a time
         assert not any(request.num_preemptions for request in outcome.requests)
 
 
@@ -97,11 +99,11 @@ def test_what_can_never_fit_stops_nobody(name):
     assert states == {"a": "finished", "huge": "rejected", "b": "finished", "vast": "rejected"}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("multilevel_feedback", "program_las")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_SERVICE])
 def test_a_preempted_request_keeps_its_place(name):
     """Equal requests that outgrow the pool: nobody is admitted before one that came earlier and was thrown out.
 
-    Under `multilevel_feedback` and `program_las` who was served makes way for who was not: that is their rule.
+    Under those of BY_SERVICE what a request was served decides who makes way: that is their rule.
     """
     trace = [Spec(f"r{i:02d}", i * MS, 12, 20) for i in range(12)]
     outcome = served(name, trace, num_blocks=20, max_num_seqs=5)
@@ -156,12 +158,13 @@ class Counting(Policy):
             self.looked_up = max(self.looked_up, sum(state != "running" for _, state in watched.seen))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "shedding"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LOOK_AT_NEWCOMERS])
 def test_a_used_up_budget_ends_the_scan(name):
     """A long prompt takes all that the decodes leave, with slots and blocks to spare for a queue of twenty: no more
     than its head is looked up, whatever the order of the queue.
 
-    `shedding` looks at everybody who arrives, once, to see who would come too late.
+    Those of LOOK_AT_NEWCOMERS look at everybody who arrives, once: `shedding` to see who would come too late, `srpt`
+    who has less left than those that run; `fastserve` serves newcomers before a long prompt.
     """
     policy = Counting(of(name)())
     trace = [Spec(f"d{i}", 0, 3, 40) for i in range(4)] + [Spec("long", MS, 240, 2)]

@@ -21,7 +21,7 @@ from schedlab.experiments.analysis.compare import compare, markdown, place_of, s
 from schedlab.experiments.analysis.statistics import t_quantile
 from schedlab.experiments.analysis.table import Comparison
 from schedlab.experiments.analysis.verdicts import Gate, Judging, Paired, better_when, compare_runs
-from schedlab.experiments.sweep.replicates import offered_hash
+from schedlab.experiments.run.offered import offered_hash
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.metrics import SUMMARY_KEYS
 

@@ -90,3 +90,21 @@ def test_a_capacity_study(schedlab, workspace):
     assert (workspace / "out" / "plots" / "capacity.png").exists()
     refused = schedlab("capacity", *words, "slo=none")
     assert refused.code == 2 and "expected an SLO class with a limit" in refused.err
+
+
+def test_a_file_that_is_written_anew_offers_the_same_requests(schedlab, workspace):
+    """With a mark before its first row, other line ends and under another name."""
+    rows = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{i / 10},{50 + i},{5 + i}\n" for i in range(8))
+    Path("a.csv").write_bytes(rows.encode())
+    Path("b.csv").write_bytes(b"\xef\xbb\xbf" + rows.replace("\n", "\r\n").encode())
+    Path("c.csv").write_bytes(rows.replace("50,5", "51,5").encode())
+    table = ("workload=trace", "workload.format=table", "workload.time_unit=s")
+    quick = ("engine=stub", "wandb.mode=disabled", "plots=false", "progress=false")
+    for name, policy in (("a", "fcfs"), ("b", "orca"), ("c", "fcfs")):
+        words = (f"workload.path={name}.csv", f"policy={policy}", f"hydra.run.dir=runs/{name}")
+        assert schedlab("run", *table, *quick, *words).code == 0
+    done = schedlab("compare", "runs/a", "runs/b")
+    assert done.code == 0 and "different sets" not in done.out, done.out
+    assert "orca against fcfs" in done.out and "not there" not in done.out + done.err
+    assert "arrivals differ" not in schedlab("diff", "runs/a", "runs/b").out
+    assert "offered 2 different sets of requests" in schedlab("compare", "runs/a", "runs/b", "runs/c").out

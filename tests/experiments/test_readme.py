@@ -40,6 +40,7 @@ PAGES = {
     "experiments/bench/results/leaderboard.md": "schedlab bench",
     "experiments/bench/results/policy_mutants.md": "python -m schedlab.experiments.bench.mutate_policies",
     "experiments/bench/results/fidelity.md": "schedlab fidelity",
+    "experiments/bench/results/truth/truth.md": "python -m schedlab.experiments.bench.truth",
 }
 MEASURED = {
     r"`schedlab kernels build` .* `engine=cpu` about (twice) as fast": "cpu_engine",
@@ -57,6 +58,15 @@ def test_every_picture_and_page_is_there_with_the_command_that_makes_it():
     assert set(PAGES) == set(re.findall(r"\]\((\S+results/\S+\.md)\)", EVERYTHING))
     for file, told in (PICTURES | PAGES).items():
         assert (ROOT / file).stat().st_size > 1000 and told in FLAT, file
+
+
+def test_the_clock_s_errors_are_the_first_row_of_their_page():
+    page = (ROOT / "experiments/bench/results/truth/truth.md").read_text(encoding="utf-8")
+    heads, whole = (next(line for line in page.splitlines() if line.startswith(start)) for start in ("| rows", "| all"))
+    cells = dict(zip(heads.split(" | ")[2:], whole.strip("| ").split(" | ")[2:], strict=True))
+    for way in ("preset", "preset + serving", "imported + serving"):
+        row = [cells[f"{metric}, {way}"] for metric in ("TPOT", "TTFT")]
+        assert f"| {way} | {' | '.join(row)} |" in README
 
 
 def test_the_longest_stalls_are_as_printed():

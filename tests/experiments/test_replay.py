@@ -17,7 +17,7 @@ from schedlab.experiments.analysis import replay as replaying
 from schedlab.experiments.analysis.decisions import batches, parting
 from schedlab.experiments.analysis.diff import Walk, changes, difference
 from schedlab.experiments.analysis.past_run import PastRun
-from schedlab.experiments.sweep.replicates import offered_hash
+from schedlab.experiments.run.offered import offered_hash
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run

@@ -21,10 +21,15 @@ import numpy as np
 import pytest
 from wandb_server import wandb_server
 
+from schedlab.experiments import engines
 from schedlab.experiments.run import tracking
+from schedlab.experiments.run.api import Experiment
+from schedlab.experiments.run.job import names_of, shown_name
 from schedlab.experiments.run.tracking import NoTracker, WandbConfig, start_tracker
 from schedlab.framework.results import packed
 from schedlab.framework.results.reader import read_run
+from schedlab.policies.fcfs import FCFS
+from schedlab.workloads.populations import CommonWork
 
 LOGS = ("requests", "steps", "workload")
 
@@ -73,7 +78,9 @@ def test_each_job_is_a_run_of_its_own(sweep):
     assert len(runs) == 2
     records = [next(r["run"] for r in inspect(run) if r["type"] == "run") for run in runs]
     assert len({record["run_id"] for record in records}) == 2
-    assert {record["display_name"] for record in records} == {"fcfs-sample-0", "chunked_prefill-sample-0"}
+    assert {record["display_name"] for record in records} == {
+        f"{policy} · sample · engine=stub · max_requests=12 · s0" for policy in ("fcfs", "chunked_prefill")
+    }
     for record in records:
         assert record["project"] == "schedlab" and record["job_type"] == "run"
         assert record["run_group"] == f"{sweep.parent.name}/{sweep.name}"
@@ -87,6 +94,10 @@ def test_a_run_carries_config_summary_and_curves(sweep):
     config, summary = whole["config"], whole["summary"]
     assert config["policy"]["_target_"] == "schedlab.policies.fcfs.FCFS"
     assert config["engine"]["max_num_batched_tokens"] == 2048
+    assert [config[f"{part}_name"] for part in ("policy", "workload", "engine", "model")] == [
+        "fcfs", "sample", "stub", "tiny",
+    ]  # fmt: skip
+    assert config["seed"] == 0 and "rate" in config and not {"calibrate", "capacity", "fidelity"} & config.keys()
     assert config["trace_sha256"] == result.manifest["workload"]["sha256"]
     known = {key: value for key, value in result.summary.items() if value is not None}
     assert {key: summary[key] for key in known} == pytest.approx(known)
@@ -99,6 +110,9 @@ def test_a_run_carries_config_summary_and_curves(sweep):
     }
     assert axes["sched/*"] == axes["kv/*"] == axes["queue/*"] == "engine/time_s"
     assert axes["cdf/ttft"] == "cdf/ttft_s"
+    metrics = {r["metric"].get("name"): r["metric"] for r in records if r["type"] == "metric"}
+    goals = {key: metrics[key]["summary"] for key in ("ttft/p99", "goodput/requests_per_s")}
+    assert goals == {"ttft/p99": {"min": True}, "goodput/requests_per_s": {"max": True}}
     history = [r["history"]["item"] for r in records if r["type"] == "history"]
     times = [row["engine/time_s"] for row in history if "engine/time_s" in row]
     assert times == sorted(times) and 10 < len(times) <= 250
@@ -128,6 +142,32 @@ def test_the_files_are_an_artifact_that_can_be_moved(sweep, tmp_path, home):
 def test_artifacts_are_staged_in_the_run_directory(sweep, home):
     assert any((sweep / "0" / "wandb" / "data").rglob("*"))
     assert not any(Path(home["HOME"]).rglob("staging/*"))
+
+
+def test_names_tell_every_run_of_a_sweep_apart():
+    """Three policies, one by its class, at three rates."""
+    policies = {"fcfs": {}, "orca": {}, "Mine": {"policy._target_": "mine.Mine"}}
+    names = [
+        shown_name(
+            {"policy_name": policy, "workload_name": "bursty", "seed": 0},
+            {"workload": "bursty", "workload.arrivals.rate": str(rate), "plots": "false", **more},
+        )
+        for policy, more in policies.items() for rate in (10, 20, 30)
+    ]  # fmt: skip
+    assert len(set(names)) == 9 and names[1] == "fcfs · bursty · rate=20 · s0"
+    long = [shown_name({"policy_name": "p" * 200, "workload_name": "w", "seed": seed}, {}) for seed in range(2)]
+    assert len(set(long)) == 2 and {len(name) for name in long} == {128}
+    both = shown_name({"policy_name": "p", "workload_name": "w", "seed": 0}, {"engine.model": "1", "router.model": "2"})
+    assert both == "p · w · engine.model=1 · router.model=2 · s0"
+
+
+def test_a_policy_that_is_given_by_its_class_has_its_name():
+    config = {"workload": {"arrivals": {"rate": 7.5}}}
+    labels = {"policy": "custom", "workload": "poisson", "engine": "stub"}
+    given = Experiment(FCFS(), CommonWork(num_requests=1), engines.stub(), 3, config=config, labels=labels)
+    assert names_of(given) == {
+        "policy_name": "FCFS", "workload_name": "poisson", "engine_name": "stub", "rate": 7.5, "seed": 3,
+    }  # fmt: skip
 
 
 def test_disabled_leaves_nothing(tmp_path, home):
@@ -169,7 +209,9 @@ def test_a_sweep_of_a_hundred_runs_reads_back_run_by_run(tmp_path, home):
     assert {run["run_group"] for run in started} == {f"{tmp_path.name}/s"}
     assert [run["job_type"] for run in started] == ["run"] * 100 + ["compare"]
     assert {run["display_name"] for run in started[:-1]} == {
-        f"{policy}-poisson-{seed}" for policy in ("fcfs", "chunked_prefill") for seed in range(1, 51)
+        f"{policy} · poisson · engine=stub · num_requests=40 · s{seed}"
+        for policy in ("fcfs", "chunked_prefill")
+        for seed in range(1, 51)
     }
     for run, records in zip(runs, read, strict=False):
         digests = [r["summary"]["update"].get("digest") for r in records if r["type"] == "summary"]

@@ -5,14 +5,18 @@ from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.decode_priority import DecodePriority
 from schedlab.policies.edf import EDF
 from schedlab.policies.fair import Fair
+from schedlab.policies.fastserve import FastServe
 from schedlab.policies.fcfs import FCFS
 from schedlab.policies.hrrn import HRRN
 from schedlab.policies.multilevel_feedback import MultilevelFeedback
 from schedlab.policies.orca import Orca
 from schedlab.policies.prefix_reuse import PrefixReuse
 from schedlab.policies.priority import Priority
+from schedlab.policies.sarathi import Sarathi
+from schedlab.policies.sglang_lpm import SGLangLPM
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
+from schedlab.policies.srpt import SRPT
 from schedlab.policies.static_batching import StaticBatching
 from schedlab.policies.vllm_v1 import VLLMV1
 
@@ -39,6 +43,14 @@ OTHERS = {
     ),
     "static_batching": lambda **knobs: StaticBatching(batch_size=3, **knobs),
     "orca": Orca,
+    "sarathi": lambda **knobs: Sarathi(chunk_size=12, low_chunk_size=4, chunk_schedule_tokens=40, **knobs),
+    "sarathi/srpf": lambda **knobs: Sarathi(chunk_size=12, order="srpf", **knobs),
+    "srpt": lambda **knobs: SRPT(chunk_size=12, **knobs),
+    "sglang_lpm": lambda **knobs: SGLangLPM(chunk_size=12, fcfs_above=4, shared_threshold=8, **knobs),
+    "fastserve": lambda **knobs: FastServe(
+        ESTIMATOR, max_batch_size=3, base_quantum_s=0.002, promote_after_s=0.05, **knobs
+    ),
+    "fcfs/spare": lambda **knobs: FCFS(reserve_decode_block=True, **knobs),
     "vllm_v1": VLLMV1,
     "vllm_v1/priority": lambda **knobs: VLLMV1(order="priority", chunk_size=12, **knobs),
 }

@@ -19,16 +19,21 @@ from schedlab.framework.testing.harness import TINY, Spec, check_streams, run
 from schedlab.framework.testing.strategies import limits, specs
 from schedlab.policies.edf import EDF
 from schedlab.policies.fair import Fair
+from schedlab.policies.fastserve import FastServe
 from schedlab.policies.hrrn import HRRN
 from schedlab.policies.multilevel_feedback import MultilevelFeedback
 from schedlab.policies.orca import Orca
+from schedlab.policies.prefix_reuse import PrefixReuse
 from schedlab.policies.priority import Priority
 from schedlab.policies.program_fcfs import ProgramFCFS
 from schedlab.policies.program_feedback import ProgramFeedback
 from schedlab.policies.program_las import ProgramLAS
+from schedlab.policies.sarathi import Sarathi
+from schedlab.policies.sglang_lpm import SGLangLPM
 from schedlab.policies.shedding import Shedding
 from schedlab.policies.sjf import SJF
 from schedlab.policies.slo_aware import SLOAware
+from schedlab.policies.srpt import SRPT
 from schedlab.policies.static_batching import StaticBatching
 from schedlab.policies.vllm_v1 import VLLMV1
 
@@ -74,7 +79,7 @@ def test_a_policy_can_be_sent_to_another_process(name):
     assert run(made, trace).digest == run(EVERY[name](), trace).digest
 
 
-@pytest.mark.parametrize("policy", [SJF(), HRRN()])
+@pytest.mark.parametrize("policy", [SJF(), HRRN(), SRPT()])
 def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
     with pytest.raises(ConfigError, match=f"{type(policy).__name__}.*predictor"):
         Engine(policy, StubExecutor(), ListSource([]), TINY, VirtualClock(), Recorder(Measurement(6, 24)))
@@ -114,6 +119,25 @@ def test_a_policy_that_needs_predictions_is_refused_without_a_predictor(policy):
         lambda: StaticBatching(batch_size=0),
         lambda: VLLMV1(order="lifo"),
         lambda: VLLMV1(chunk_size=0),
+        *[lambda kind=kind: kind(chunk_size=0) for kind in (Sarathi, SRPT, SGLangLPM)],
+        lambda: Sarathi(order="lifo"),
+        lambda: Sarathi(default_deadline_s=-1.0),
+        *[lambda low=low: Sarathi(chunk_size=64, low_chunk_size=low) for low in (0, 65)],
+        lambda: Sarathi(chunk_schedule_tokens=0),
+        lambda: Sarathi(chunk_schedule_stages=0),
+        *[lambda value=value: SRPT(output_weight=value) for value in (-0.5, float("inf"), float("nan"))],
+        *[lambda value=value: SRPT(prompt_weight=value) for value in (-0.5, float("inf"), float("nan"))],
+        *[lambda value=value: SJF(prompt_weight=value) for value in (-0.5, float("inf"), float("nan"))],
+        *[lambda value=value: SGLangLPM(conservativeness=value) for value in (-0.5, float("inf"), float("nan"))],
+        lambda: SGLangLPM(fcfs_above=-1),
+        lambda: SGLangLPM(shared_threshold=-1),
+        lambda: SGLangLPM(clip_max_new_tokens=-1),
+        lambda: FastServe(None),
+        lambda: FastServe(ESTIMATOR, max_batch_size=0),
+        *[lambda value=value: FastServe(ESTIMATOR, base_quantum_s=value) for value in (0.0, -1.0, float("inf"))],
+        *[lambda value=value: FastServe(ESTIMATOR, promote_after_s=value) for value in (0.0, float("nan"))],
+        *[lambda value=value: Fair(client_weights={"a": value}) for value in (0.0, -1.0, float("inf"), float("nan"))],
+        *[lambda value=value: PrefixReuse(aging_tokens_per_s=value) for value in (-1.0, float("nan"))],
     ],
 )
 def test_a_knob_out_of_range_is_refused(make):

@@ -357,7 +357,7 @@ def test_a_policy_admits_nothing_in_a_step_that_preempted(name):
         lambda: DecodePriority(max_prefill_streak=0),
         lambda: DecodePriority(watermark_blocks=-1),
         lambda: PrefixReuse(chunk_size=0),
-        lambda: PrefixReuse(aging_tokens_per_s=0),
+        lambda: PrefixReuse(aging_tokens_per_s=-1),
         lambda: PrefixReuse(aging_tokens_per_s=float("nan")),
         lambda: FCFS(preempt_mode="drop"),
         lambda: ChunkedPrefill(preempt_mode="drop"),

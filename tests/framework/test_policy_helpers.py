@@ -272,7 +272,13 @@ def test_an_estimator_that_is_never_asked_makes_no_difference():
 # -- holding ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EVERY)
+ASKED_OFTEN = ("sarathi", "fcfs/spare", "fastserve", "sglang_lpm")
+"""Spare blocks may run out in a pool that could not hold every `max_tokens`; a quantum of time ends; the share of
+outputs for which room is left falls, and who waits for that may come in.
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if not name.startswith(ASKED_OFTEN)])
 def test_a_quiet_engine_is_left_alone(name):
     """Three answers of different lengths and nobody waits: a policy is asked when somebody ends and hardly else."""
     policy = EVERY[name]()

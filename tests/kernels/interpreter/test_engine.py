@@ -99,7 +99,10 @@ class Counting:
 
     steps = padded = 0
 
-    def __call__(self, step):
+    def __call__(self, steps):
+        return [self.counted(step) for step in steps]
+
+    def counted(self, step):
         def replay():
             self.steps += 1
             self.padded += bool((step.__self__._filled["contexts"] == 0).any())
