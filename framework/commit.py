@@ -45,6 +45,10 @@ class Commit:
         self.leave = leave
         self.observe = observe
 
+    def part(self) -> None:
+        """From the engine, which refers to this and is referred to by it."""
+        self.finish = self.leave = self.observe = _parted
+
     def apply(self, decision: Decision, batch: Batch, result: StepResult, now: int) -> None:
         """`batch` was executed with `result`, and it is `now`."""
         if self.columns is not None and result.tokens is not None:
@@ -192,6 +196,10 @@ class Commit:
         if sampling is not None and token in sampling.stop_token_ids:
             return True
         return token in self.eos_token_ids and not (sampling is not None and sampling.ignore_eos)
+
+
+def _parted(*_: object) -> None:
+    raise AssertionError("the engine is closed")
 
 
 def _survivors(batch: Batch, result: StepResult, failed: dict[EngineRequest, str]) -> tuple[Batch, StepResult]:

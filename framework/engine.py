@@ -139,6 +139,15 @@ class Engine:
             if on_step is not None:
                 on_step(self)
 
+    def close(self) -> None:
+        """Give back the KV memory; nothing can be run afterwards. What refers to nothing else is then free at once:
+        garbage collections may be far apart, and a device has no room for a second engine meanwhile."""
+        release = getattr(self.executor, "release", None)
+        if release is not None:
+            release()
+        self.commit.part()
+        self._observe = None
+
     def step(self, horizon_ns: float = math.inf) -> bool:
         """One boundary and one step (or one jump over standing steps); False when nothing is left to do.
 

@@ -52,7 +52,7 @@ class Executor(Protocol):
 
     `needs_inputs`: the engine builds `batch.inputs` before each `execute`. `eos_token_ids` end a live request.
     An executor with a true attribute `chains` runs batches of several steps; one with `adjacent_blocks` reads a
-    request's blocks faster where they are neighbours.
+    request's blocks faster where they are neighbours. One with a method `release` gives back what `allocate` reserved.
     """
 
     needs_inputs: bool

@@ -6,10 +6,10 @@ and chained as ever; on a GPU they are captured.
 
 from __future__ import annotations
 
-import gc
 import random
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
@@ -222,8 +222,6 @@ def _sized(device: Device) -> EngineSetup:
         limits = EngineConfig(num_blocks=256, max_model_len=200, max_num_seqs=16, max_num_batched_tokens=96)
         model = ModelExecutor(extent.shape, dtype=extent.dtype, weights=weights("cpu"), recorder=called)
         return EngineSetup("cpu", model, limits, ("wall",))
-    gc.collect()  # engines that are done hold their memory until then
-    torch.cuda.empty_cache()
     return engines.cuda(asdict(extent.shape), weights=weights(device.name), max_model_len=4096, max_num_seqs=64)
 
 
@@ -243,7 +241,8 @@ def served(
     config = limits or extents(device).limits
     recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
     model = executor(device, invariant=invariant, eager=eager, kind=kind)
-    Engine(policy, model, ListSource(requests), config, WallClock(), recorder).run()
+    with closing(Engine(policy, model, ListSource(requests), config, WallClock(), recorder)) as engine:
+        engine.run()
     return [request.output_token_ids for request in requests], recorder.close(backlog_end=0, counters={})
 
 
@@ -262,10 +261,11 @@ def recorder(device: Device) -> StepRecorder:
     return called_once if device.dataless else called
 
 
-def called_once(step: Callable[[], None]) -> Callable[[], None]:
-    """As it is captured, so it is called: no batch will ever come."""
-    step()
-    return step
+def called_once(steps: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    """As they are captured, so they are called: no batch will ever come."""
+    for step in steps:
+        step()
+    return steps
 
 
 def backend(device: Device, invariant: bool, kind: str | None) -> Backend:

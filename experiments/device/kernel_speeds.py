@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -106,13 +107,14 @@ class Run:
             return self.device.seconds(lambda: ops.decode_attention(*arguments, **options))
         return self.device.seconds(lambda: ops.prefill_attention(*arguments, self.starts, **options))
 
-    def sdpa_seconds(self) -> float:
+    def sdpa_seconds(self, backend: SDPBackend) -> float:
         """`scaled_dot_product_attention` on equally long sequences, their keys gathered and contiguous beforehand.
 
-        NaN where it cannot run: the baseline is not what is checked.
+        NaN where `backend` cannot run it: the baseline is not what is checked.
         """
         try:
-            return self._sdpa_seconds()
+            with sdpa_kernel(backend):
+                return self._sdpa_seconds()
         except RuntimeError:
             return float("nan")
 
@@ -145,20 +147,26 @@ DECODES = {
     "64 × 8,192, window 1,024": (Load((8192,) * 64, window=1024), None),
     "8 × 4,096": (Load((4096,) * 8), None),
     "1 × 32,768": (Load((32_768,)), 0.50),
+    "1 × 1,024": (Load((1024,)), None),
+    "8 × 1,024": (Load((1024,) * 8), None),
+    "256 × 1,024": (Load((1024,) * 256), None),
+    "255 × 1,024 and one of 131,072": (Load((131_072, *(1024,) * 255)), None),
 }
 PREFILLS = {
     "1 × 16,384": (Load((16_384,), (16_384,)), 350.0),
     "2,048 on 14,336": (Load((16_384,), (2048,)), 300.0),
+    "64 on 30,000": (Load((30_064,), (64,)), None),
+    "1 × 2,048": (Load((2048,), (2048,)), None),
     "8 × 2,048": (Load((2048,) * 8, (2048,) * 8), None),
     "1 × 16,384, heads of 64": (Load((16_384,), (16_384,), head_dim=64), None),
     "1 × 16,384, window 4,096": (Load((16_384,), (16_384,), window=4096), None),
 }
 BASELINES = {
-    table[name][0]
-    for table, names in ((DECODES, ("64 × 8,192", "1 × 32,768")), (PREFILLS, ("1 × 16,384", "2,048 on 14,336")))
-    for name in names
+    *(DECODES[name][0] for name in ("64 × 8,192", "1 × 32,768")),
+    *(PREFILLS[name][0] for name in ("1 × 16,384", "2,048 on 14,336", "64 on 30,000")),
 }
-SDPA = "sdpa on contiguous keys"
+"""The loads that torch's attention runs too."""
+SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
 def decode(device: Device) -> Iterator[Row]:
@@ -166,7 +174,9 @@ def decode(device: Device) -> Iterator[Row]:
         run = Run(device, load)
         yield _share(device, "decode", name, run.load.kv_bytes, run.seconds(), least)
         if load in BASELINES:
-            yield _share(device, "decode", f"{name}, {SDPA}", run.load.kv_bytes, run.sdpa_seconds(), None)
+            for backend, chosen in SDPA.items():
+                seconds = run.sdpa_seconds(chosen)
+                yield _share(device, "decode", f"{name}, sdpa by {backend}", run.load.kv_bytes, seconds, None)
 
 
 def prefill(device: Device) -> Iterator[Row]:
@@ -174,7 +184,9 @@ def prefill(device: Device) -> Iterator[Row]:
         run = Run(device, load)
         yield _rate(device, "prefill", name, run.load.flops, run.seconds(), least)
         if load in BASELINES:
-            yield _rate(device, "prefill", f"{name}, {SDPA}", run.load.flops, run.sdpa_seconds(), None)
+            for backend, chosen in SDPA.items():
+                seconds = run.sdpa_seconds(chosen)
+                yield _rate(device, "prefill", f"{name}, sdpa by {backend}", run.load.flops, seconds, None)
 
 
 DECODE_TILES = [

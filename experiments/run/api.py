@@ -6,7 +6,7 @@ Puts a policy, a workload and an engine's setup together, runs them to the end, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,11 +16,14 @@ import numpy as np
 
 from schedlab.experiments.engines import EngineSetup, settled_heap
 from schedlab.experiments.run.elsewhere import run_elsewhere
-from schedlab.experiments.run.manifest import describe_run, workload_facts, write_manifest
+from schedlab.experiments.run.fleet import FleetPlan, FleetRun
+from schedlab.experiments.run.manifest import describe_run, source_of, workload_facts, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged, offered
 from schedlab.experiments.run.progress import Quiet
 from schedlab.experiments.run.text import StopStrings, answer_text
 from schedlab.framework.admission import Admission
+from schedlab.framework.cluster.loop import Cluster
+from schedlab.framework.cluster.results import FleetNotes, FleetRecorder, FleetWriter
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.engine import Engine
 from schedlab.framework.errors import ConfigError
@@ -47,6 +50,7 @@ class Experiment:
 
     `start_s` and `stop_s` bound the measured window; `observed_at` are a client's stages, None for the engine's view;
     `record` and `log_format` are those of RunWriter; `store_text` keeps generated texts beside their token ids.
+    `fleet`: replicas that share the requests, of which `policy` and `engine` are the first's; None: that engine alone.
     `config`, `labels` (what tables name the run by) and `overrides` (what was asked for) go into the manifest as they
     are.
     """
@@ -58,6 +62,7 @@ class Experiment:
     slo: SLO | None = None
     predictor: Predictor | None = None
     admission: Admission | None = None
+    fleet: FleetPlan | None = None
     clock: str = "auto"
     start_s: float | None = None
     stop_s: float | None = None
@@ -84,6 +89,8 @@ class Experiment:
     ) -> RunResult:
         """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
         can be read. `between` is called after every step, unless the engine needs a process of its own."""
+        if self.fleet is not None:
+            return self._run_fleet(self.fleet, out, progress or Quiet())
         if self.engine.python is not None:
             return run_elsewhere(self, out, progress)
         clock, trace = self.engine.clock(self.clock), self.trace
@@ -91,12 +98,33 @@ class Experiment:
         with ExitStack() as stack:
             recorder = stack.enter_context(self._writer(out)) if out else Recorder(self.measurement)
             with self._source(out) as source, progress or Quiet() as shown:  # closed before the result says finished
-                engine = self.engine.engine(self.policy, source, clock, recorder, self.predictor, self.admission)
+                engine = stack.enter_context(
+                    closing(self.engine.engine(self.policy, source, clock, recorder, self.predictor, self.admission))
+                )
                 shown.begin(offered(trace))
                 with settled_heap() if clock.measures else nullcontext():
                     engine.run(self._after_steps(source, shown, between))
             counters = {**trace.provenance.counts, **source.lag_us(), **source.abandoned(), **self.engine.counters()}
             return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
+
+    def _run_fleet(self, plan: FleetPlan, out: Path | None, shown: Quiet) -> RunResult:
+        """The same with several engines. Texts end no request there."""
+        clock, trace = plan.clock_name(self.clock), self.trace
+        check_window(self.measurement, trace)
+        if self._stop_strings() is not None:
+            raise ConfigError("cluster: requests that end at a text (sampling.stop) need a single engine")
+        closed = trace.after is not None and bool((trace.after >= 0).any())
+        manifest = self.manifest() if out else {}
+        run = FleetRun(plan, clock, self.measurement, self.record, self.log_format, out, manifest)
+        with ExitStack() as stack:
+            recorder = stack.enter_context(self._writer(out)) if out else FleetRecorder(self.measurement)
+            assert isinstance(recorder, FleetNotes)
+            with self._source(out) as source, shown:
+                cluster = run.cluster(source, recorder, stack, closed, self.seed)
+                shown.begin(offered(trace))
+                with settled_heap() if clock != "virtual" else nullcontext():
+                    cluster.run(partial(_show, shown, source, cluster) if shown.shows else None)
+            return run.close(recorder, {**trace.provenance.counts, **source.abandoned()})
 
     @cached_property
     def trace(self) -> Trace:
@@ -162,7 +190,7 @@ class Experiment:
 
     def _writer(self, out: Path) -> RunWriter:
         manifest = self.manifest()
-        writer = RunWriter(
+        writer = (RunWriter if self.fleet is None else FleetWriter)(
             out,
             self.measurement,
             record=self.record,
@@ -173,7 +201,8 @@ class Experiment:
         return writer
 
     def manifest(self) -> dict[str, Any]:
-        return describe_run(
+        routed = {} if self.fleet is None else {"router": source_of(self.fleet.router)}
+        return routed | describe_run(
             config=self.config,
             labels=self.labels,
             overrides=self.overrides,
@@ -186,6 +215,11 @@ class Experiment:
             cost=rates_of(self.engine.executor),
             kernels=getattr(self.engine.executor, "kernels", None),
         )
+
+
+def _show(shown: Quiet, source: Counted, cluster: Cluster, now_ns: int) -> None:
+    ledgers = [replica.engine.ledger for replica in cluster.replicas]
+    shown.update(source, now_ns, sum(len(one.waiting) for one in ledgers), sum(len(one.running) for one in ledgers))
 
 
 def check_window(measurement: Measurement, trace: Trace) -> None:

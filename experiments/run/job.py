@@ -21,6 +21,7 @@ from schedlab.experiments.analysis.table import Comparison, Run, headline
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.run.checks import check_arguments
+from schedlab.experiments.run.fleet_config import fleet_of
 from schedlab.experiments.run.manifest import MANIFEST, write_manifest
 from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.run.progress import progress
@@ -35,6 +36,7 @@ from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import RunWriter, write_json
 
 GROUPS = ("policy", "workload", "engine", "model", "hardware", "predictor", "slo", "observed_at")
+FLEET_GROUPS = (*GROUPS, "cluster", "router")
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment
         slo=compose.build_optional(resolved["slo"], "slo"),
         predictor=compose.build_optional(resolved["predictor"], "predictor"),
         admission=compose.build_optional(resolved["admission"], "admission"),
+        fleet=fleet_of(resolved),
         clock=settings.clock,
         **resolved["measure"],
         observed_at=compose.build_optional(resolved["observed_at"], "observed_at"),
@@ -175,7 +178,7 @@ def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment
         record=settings.record,
         log_format=settings.log_format,
         config=resolved,
-        labels={**compose.choices(GROUPS), "seed": settings.seed},
+        labels={**compose.choices(GROUPS if not resolved["cluster"] else FLEET_GROUPS), "seed": settings.seed},
         overrides=compose.overrides(),
     )
 
@@ -217,7 +220,12 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw(run: RunTables, directory: Path) -> None:
-    """The pictures of a run whose logs are read in a few seconds and a gigabyte at most; else a line says why not."""
+    """The pictures of a run whose logs are read in a few seconds and a gigabyte at most; else a line says why not.
+
+    A fleet has none: its steps are its replicas', whose folders `schedlab report` draws.
+    """
+    if "replicas" in run.result:
+        return
     if not run.result["rows"]["steps"]:
         offered, rejected = (run.summary[f"requests/{which}"] for which in ("offered", "rejected"))
         told = f"no step was executed; {rejected:,} of {offered:,} requests were rejected"
@@ -236,7 +244,7 @@ def add_timeline(run: RunTables, directory: Path, max_rows: int) -> None:
     """timeline.json of a run of moderate length: at most `max_rows` logged steps."""
     from schedlab.experiments.analysis.timeline import TIMELINE, write_timeline
 
-    if 0 < run.result["rows"]["steps"] <= max_rows:
+    if "replicas" not in run.result and 0 < run.result["rows"]["steps"] <= max_rows:
         write_timeline(run, directory / TIMELINE)
 
 

@@ -226,12 +226,13 @@ class LLM:
         return recorder, Logged(self._inbox, 0, self._out, text)
 
     def close(self) -> RunResult | None:
-        """End the recorded run: its tables, or None without `out`."""
+        """Give back the KV memory and end the recorded run: its tables, or None without `out`."""
         if self._out is not None and isinstance(self._recorder, AtClient) and self._result is None:
             self._source.__exit__(None, None, None)
             self._result = self._recorder.close(backlog_end=self._engine.num_unfinished, counters={})
             self._result.manifest = self._manifest(self._out)
             write_manifest(self._out, self._result.manifest)
+        self._engine.close()
         return self._result
 
     def _manifest(self, directory: Path) -> dict[str, Any]:
@@ -254,9 +255,11 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.close()
-        elif isinstance(self._recorder, AtClient):
+            return
+        if isinstance(self._recorder, AtClient):
             self._source.__exit__(kind, error, None)
             self._recorder.fail(error)
+        self._engine.close()
 
 
 def _setup(engine: str, model: str | Mapping[str, Any], keys: Mapping[str, Any]) -> EngineSetup:

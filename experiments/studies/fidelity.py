@@ -129,29 +129,38 @@ class Profiler:
         self._setting, self._given = setting, given
         self._measured: list[MeasuredStep] = []
         self._during: dict[Case, list[MeasuredStep]] = {}
+        self._extent, self._say = options.extent, say
         self._bench: Bench | None = None
-        self._pauses = False
         if given is None:
-            engine = setting.make_engine()
-            self._bench = make_bench(engine, options.extent, setting.clock, say)
-            self._pauses = engine.clock_name(setting.clock) == "busy"
             self.measure()
 
     def measure(self) -> None:
-        """Some passes over the grid."""
-        if self._bench is not None:
-            with settled_heap():  # as the real runs have it
-                for _ in range(MIN_PASSES):
-                    self._measured += self._bench.run()
+        """Some passes over the grid. A bench stays where it measures between the steps of runs; elsewhere it goes, for
+        a device has room for one engine at a time."""
+        if self._given is not None:
+            return
+        bench = self._bench or self._make_bench()
+        with settled_heap():  # as the real runs have it
+            for _ in range(MIN_PASSES):
+                self._measured += bench.run()
+        if self._bench is None:
+            bench.close()
+
+    def _make_bench(self) -> Bench:
+        engine, clock = self._setting.make_engine(), self._setting.clock
+        bench = make_bench(engine, self._extent, clock, self._say)
+        if engine.clock_name(clock) == "busy":
+            self._bench = bench
+        return bench
 
     def after(self, load: float) -> None:
         """The real runs at a load are done."""
-        if not self._pauses:
+        if self._bench is None:
             self.measure()
 
     def between(self, case: Case) -> Between | None:
         """What measures between the steps of a run, if its clock allows that."""
-        if self._bench is None or not self._pauses:
+        if self._bench is None:
             return None
         return Between(self._bench, SHARE, self._during.setdefault(case, []))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -67,6 +68,9 @@ class Bench:
         self._names, self._left = count(), self._shuffled()
         self.run()
 
+    def close(self) -> None:
+        self._engine.close()
+
     def run(self) -> list[MeasuredStep]:
         """One pass over all cells, or what is left of one."""
         began, done, measured = time.perf_counter(), self.passes, []
@@ -110,10 +114,9 @@ def run_grid(
     extent.check(setup.config)
     if passes < MIN_PASSES:
         raise ConfigError(f"calibrate.passes: expected at least {MIN_PASSES}, found {passes}")
-    bench = make_bench(setup, extent, clock, say)
-    left = budget_s - bench.pass_s
     measured: list[MeasuredStep] = []
-    with settled_heap():
+    with closing(make_bench(setup, extent, clock, say)) as bench, settled_heap():
+        left = budget_s - bench.pass_s
         for done in range(passes):
             if done >= MIN_PASSES and left < bench.pass_s:
                 say(f"{done} of {passes} passes: another would exceed calibrate.budget_s={budget_s:g}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -312,12 +313,12 @@ def measure(setup: EngineSetup, wanted: Sequence[Situation], clock: str = "auto"
         max_num_batched_tokens=max(budget, setup.config.max_num_batched_tokens),
         max_num_seqs=max(sequences, setup.config.max_num_seqs),
     )
-    bench = Bench(replace(setup, config=limits), cells, clock)
     times: dict[str, list[int]] = {}
-    for _ in range(PASSES):
-        last = {step.name: step.point.duration_ns for step in bench.run()}
-        for name, duration_ns in last.items():
-            times.setdefault(name, []).append(duration_ns)
+    with closing(Bench(replace(setup, config=limits), cells, clock)) as bench:
+        for _ in range(PASSES):
+            last = {step.name: step.point.duration_ns for step in bench.run()}
+            for name, duration_ns in last.items():
+                times.setdefault(name, []).append(duration_ns)
     return {name: median(durations) / 1e9 for name, durations in times.items()}
 
 

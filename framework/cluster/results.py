@@ -92,8 +92,9 @@ class FleetNotes(Recorder):
         self._closed: list[RunTables] = []
         self._tokens = TokensInFlight(0)
 
-    def begin(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = replicas
+    def begin(self, replicas: Sequence[Replica], counts: Counter[str]) -> None:
+        """`counts` are events of the fleet that happen more than once to a request, as they are counted."""
+        self._replicas, self.counts = replicas, counts
         self._parts = [replica.engine.recorder for replica in replicas]
         self._tokens = TokensInFlight(len(replicas))
 

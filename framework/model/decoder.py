@@ -191,8 +191,9 @@ class Layer:
     def _added(self, norm_H: Tensor | None) -> Linear:
         """What a half of the layer gives, as it joins the residual."""
         factor, eps = self._config.residual_multiplier, self._config.rms_norm_eps
+        rms_norm = self._kernels.rms_norm  # a function that refers to this layer would be a cycle
         if norm_H is not None:
-            return lambda x_TH: self._kernels.rms_norm(x_TH, norm_H, eps)
+            return lambda x_TH: rms_norm(x_TH, norm_H, eps)
         return (lambda x_TH: x_TH) if factor == 1 else lambda x_TH: x_TH * factor
 
     def _attention(self, x_TH: Tensor, batch: RaggedBatch, cos_TR: Tensor, sin_TR: Tensor, cache: KVCache) -> Tensor:

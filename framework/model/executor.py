@@ -144,15 +144,15 @@ class ModelExecutor:
             if self._dtype is not torch.bfloat16:  # logits then have a head of their own in the activations' type
                 needed += self.config.vocab_size * self.config.hidden_size * self._dtype.itemsize
             self._require(needed, f"model: {count:,} parameters in {weight_dtype} need", self._device)
-        self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place)
+        where = " of the host's memory, to be taken to the device from there" if self._backend.staged else ""
+        self._require(count * dtype.itemsize, f"model: {count:,} parameters in {str(dtype)[6:]} need", place, where)
         keep = None if shard is None else partial(shard.layer, config)
         if path is None:
             return random_weights(config, seed, dtype, place, draw_on=self._device, keep=keep)
         return load_weights(config, path, dtype, place, keep=keep)
 
-    def _require(self, needed: int, said: str, place: torch.device) -> None:
+    def _require(self, needed: int, said: str, place: torch.device, where: str = "") -> None:
         if needed > (available := available_bytes(place)):
-            where = "" if place == self._device else " of the host's memory, to be taken to the device from there"
             raise ConfigError(f"{said} {readable(needed)}{where}, found {readable(available)} available")
 
     def step_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
@@ -165,10 +165,8 @@ class ModelExecutor:
 
     def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
         """Reserve [layers, K and V, blocks, block_size, Hkv, D] on the device, and as much for the host's blocks."""
-        self._release()
-        needed = (num_blocks + num_host_blocks) * self.block_bytes(block_size)
-        blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks"
-        self._require(needed, f"engine.num_blocks: {blocks} of {block_size} tokens need", self._device)
+        self.release()
+        self._require_blocks(num_blocks, num_host_blocks, block_size)
         config = self.config
         self._block_size = block_size
         row = (block_size, config.num_key_value_heads, config.head_dim)
@@ -184,6 +182,17 @@ class ModelExecutor:
                 self._decoder, self._backend.kernels, self.kv_caches, self._device, max_num_seqs=max_num_seqs,
                 max_blocks=min(-(-self._max_model_len // block_size), num_blocks), recorder=self._recorder,
             )  # fmt: skip
+
+    def _require_blocks(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+        """On a CPU both kinds lie in one memory."""
+        block_bytes, blocks = self.block_bytes(block_size), f"{num_blocks} blocks"
+        of_size = f"of {block_size} tokens need"
+        if self._device.type == "cpu":
+            blocks, num_blocks = f"{blocks} and {num_host_blocks} host blocks", num_blocks + num_host_blocks
+        elif num_host_blocks:
+            said = f"engine.swap_space_gib: {num_host_blocks} host blocks {of_size}"
+            self._require(num_host_blocks * block_bytes, said, CPU, " of the host's memory")
+        self._require(num_blocks * block_bytes, f"engine.num_blocks: {blocks} {of_size}", self._device)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -203,8 +212,8 @@ class ModelExecutor:
             output_positions_S=np.array([length, 2]), requests=[prompt, decode],
         )  # fmt: skip
 
-    def _release(self) -> None:
-        """Give back what an engine before this one was given."""
+    def release(self) -> None:
+        """Give back what an engine was given. Another can be given as much."""
         self._graphs, self.kv_caches = None, []
         self._kv = self._host_kv = torch.empty(0)
         if self._device.type == "cuda":
@@ -262,11 +271,14 @@ class ModelExecutor:
 
 def _failed(inputs: Inputs, drawn_SK: np.ndarray) -> dict[int, str]:
     """The grants that did not draw a token in every step, and why."""
-    failed = {}
-    for grant, position, drawn_K in zip(inputs.emitting_S.tolist(), inputs.output_positions_S, drawn_SK, strict=True):
-        if (missing := np.flatnonzero(drawn_K < 0)).size:
-            failed[grant] = f"logits at position {position + missing[0]} are not finite"
-    return failed
+    missing_SK = drawn_SK < 0
+    rows_F = np.flatnonzero(missing_SK.any(axis=1))
+    positions_F = inputs.output_positions_S[rows_F] + missing_SK[rows_F].argmax(axis=1)
+    grants_F = inputs.emitting_S[rows_F]
+    return {
+        grant: f"logits at position {position} are not finite"
+        for grant, position in zip(grants_F.tolist(), positions_F.tolist(), strict=True)
+    }
 
 
 def _copy(source: Tensor, target: Tensor, pairs: BlockPairs) -> None:

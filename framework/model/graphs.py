@@ -22,8 +22,8 @@ from schedlab.framework.model.sampling import sampling_arrays
 from schedlab.kernels.dispatch import Kernels
 
 Run = Callable[[], None]
-Recorder = Callable[[Run], Run]
-"""From a step to what repeats it."""
+Recorder = Callable[[list[Run]], list[Run]]
+"""From the steps of one engine to what repeats each."""
 
 FIELDS = {
     "token_ids": np.int64, "positions": np.int64, "contexts": np.int64, "seeds": np.int64, "top_ks": np.int64,
@@ -137,7 +137,8 @@ class DecodeGraphs:
     ) -> None:
         self.sizes = sizes_up_to(max_num_seqs)
         steps = [PaddedDecode(size, max_blocks, decoder, kernels, kv_caches, device) for size in reversed(self.sizes)]
-        self._recorded = {step.size: (step, recorder(step.step)) for step in steps}  # the largest first sizes the pool
+        runs = recorder([step.step for step in steps])  # the largest first sizes the pool
+        self._recorded = {step.size: (step, run) for step, run in zip(steps, runs, strict=True)}
 
     @torch.inference_mode()
     def run(self, inputs: Inputs, steps: int, sampling_seed: int) -> Tensor:
@@ -152,34 +153,37 @@ class DecodeGraphs:
         return torch.stack(drawn, dim=1)
 
 
-def called(step: Run) -> Run:
-    """A recorder for devices without graphs: the step itself."""
-    return step
+def called(steps: list[Run]) -> list[Run]:
+    """A recorder for devices without graphs: the steps themselves."""
+    return steps
 
 
 class CudaGraphRecorder:
-    """Captures steps as CUDA graphs in one memory pool, as they never run at the same time."""
+    """Captures steps as CUDA graphs in one memory pool, as they never run at the same time.
+
+    Pool and stream are each engine's own: what an earlier engine captured may be gone, and its pool and the libraries'
+    workspaces for its stream with it.
+    """
 
     WARM_UPS = 2
     """Calls before the capture, which compile kernels and let libraries allocate what they keep."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
 
-    def __call__(self, step: Run) -> Run:
+    def __call__(self, steps: list[Run]) -> list[Run]:
         with torch.inference_mode(), torch.cuda.device(self._device):
-            self._warm_up(step)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                step()
-        self._pool = graph.pool()
-        return graph.replay
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            pool = torch.cuda.graph_pool_handle()
+            return [self._captured(step, stream, pool) for step in steps]
 
-    def _warm_up(self, step: Run) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+    def _captured(self, step: Run, stream: Any, pool: Any) -> Run:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(self.WARM_UPS):
                 step()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            step()
+        return graph.replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -39,5 +40,11 @@ def request_seed(request: EngineRequest, sampling_seed: int) -> int:
     params = request.sampling or GREEDY
     if params.seed is not None or params.temperature == 0:
         return (params.seed or 0) & (1 << 63) - 1
-    named = hashlib.blake2b(f"{sampling_seed}:{request.request_id}".encode(), digest_size=8).digest()
+    return _named_seed(sampling_seed, request.request_id)
+
+
+@lru_cache(maxsize=1 << 14)
+def _named_seed(sampling_seed: int, request_id: str) -> int:
+    """Asked for at every step of a request: kept for more of them than run at a time."""
+    named = hashlib.blake2b(f"{sampling_seed}:{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(named, "little") >> 1

@@ -13,6 +13,7 @@ from schedlab.framework.cluster.loop import Cluster
 from schedlab.framework.cluster.replica import Replica, ReplicaRecorder, ReplicaSetup
 from schedlab.framework.cluster.results import FleetRecorder
 from schedlab.framework.cluster.router import Router
+from schedlab.framework.cost.estimator import Estimator
 from schedlab.framework.engine import Engine
 from schedlab.framework.executor import Executor
 from schedlab.framework.limits import EngineConfig
@@ -122,6 +123,7 @@ def run_fleet(
     timing: Timing = AT_ONCE,
     look_ahead: bool = True,
     executor: Callable[[], Executor] | None = None,
+    estimator: Estimator | None = None,
     **keys: Any,
 ) -> FleetOutcome:
     """Run to the end, audited; every block is back. `keys` change TINY; `make` is one for all or one for each."""
@@ -137,10 +139,10 @@ def run_fleet(
         return lambda queue: engine_of(make, queue, config, executor() if executor else None)
 
     cluster = Cluster(
-        [ReplicaSetup(f"r{i}", build(one)) for i, one in enumerate(makes)], router, source, recorder,
+        [ReplicaSetup(f"r{i}", build(one), "", estimator) for i, one in enumerate(makes)], router, source, recorder,
         closed_loop=not listed if closed_loop is None else closed_loop, seed=seed, timing=timing, look_ahead=look_ahead,
     )  # fmt: skip
-    recorder.begin(cluster.replicas)
+    recorder.begin(cluster.replicas, cluster.counts)
     cluster.run()
     for replica in cluster.replicas:
         replica.engine.audit()

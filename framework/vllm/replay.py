@@ -97,6 +97,9 @@ class Replay:
     def num_unfinished(self) -> int:
         return len(self.ledger.theirs)
 
+    def close(self) -> None:
+        """vLLM keeps its memory as long as its process lasts."""
+
     def counters(self) -> dict[str, int]:
         """What a policy asked for and vLLM did otherwise."""
         counters: dict[str, int] = self._scheduler.counters()

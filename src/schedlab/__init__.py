@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from schedlab.experiments import engines
     from schedlab.experiments.run.api import RunResult, run
     from schedlab.experiments.run.llm import LLM
+    from schedlab.framework.cluster.fleet import Fleet
+    from schedlab.framework.cluster.router import Router
+    from schedlab.framework.cluster.view import ReplicaView
     from schedlab.framework.policy import Policy
     from schedlab.framework.request import SLO, SamplingParams
     from schedlab.framework.step import Step
@@ -21,11 +24,17 @@ _EXPORTS = {
     "LLM": "schedlab.experiments.run.llm",
     "Policy": "schedlab.framework.policy",
     "Step": "schedlab.framework.step",
+    "Router": "schedlab.framework.cluster.router",
+    "Fleet": "schedlab.framework.cluster.fleet",
+    "ReplicaView": "schedlab.framework.cluster.view",
     "SLO": "schedlab.framework.request",
     "SamplingParams": "schedlab.framework.request",
 }
 _MODULES = {"engines": "schedlab.experiments.engines", "testing": "schedlab.testing"}
-__all__ = ["LLM", "SLO", "Policy", "RunResult", "SamplingParams", "Step", "__version__", "engines", "run"]
+__all__ = [
+    "LLM", "SLO", "Fleet", "Policy", "ReplicaView", "Router", "RunResult", "SamplingParams", "Step", "__version__",
+    "engines", "run",
+]  # fmt: skip
 
 
 def _missing_room(package: Path) -> str | None:

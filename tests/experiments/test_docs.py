@@ -12,7 +12,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: ([\w./]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("sweeps", "policies", pytest.param("comparing", marks=pytest.mark.full))
+PAGES = ("sweeps", "policies", "clusters", pytest.param("comparing", marks=pytest.mark.full))
 
 
 @pytest.fixture

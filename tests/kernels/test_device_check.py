@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +78,17 @@ def test_what_it_runs_is_the_preset_and_the_machine_of_that_name():
 
     assert engines.model_preset(compose.preset("model", "llama3.1-8b"))[0] == LLAMA_8B
     assert engines.hardware_preset("h200") == MACHINE
+
+
+def test_the_documentation_names_every_section_and_its_limit():
+    """And its two commands run sections that there are."""
+    text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("|")]
+    stated = {}
+    for names, _, limits in rows:
+        each = [name.strip() for name in names.split(",")]
+        seconds = [int(number) for number in re.findall(r"(\d+) s", limits)]
+        stated |= dict(zip(each, seconds * len(each) if len(seconds) == 1 else seconds, strict=False))
+    assert {section.name: stated.get(section.name) for section in SECTIONS} == {s.name: s.seconds for s in SECTIONS}
+    commands = " ".join(re.findall(r"--sections ([a-z ]+)", text)).split()
+    assert {*commands, "weights"} == {section.name for section in SECTIONS}

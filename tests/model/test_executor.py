@@ -1,6 +1,7 @@
 """The executor: what a draw depends on, what fails alone, how memory is refused, and tiny's streams."""
 
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,6 +132,35 @@ def test_what_does_not_fit_in_memory_is_refused_in_one_line(monkeypatch):
     with pytest.raises(ConfigError) as error:
         ModelExecutor(preset("llama3.1-8b"), dtype="bfloat16")
     assert str(error.value) == ("model: 8,030,261,248 parameters in bfloat16 need 15.0 GiB, found 1.0 MiB available")
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (1, 1), (5, 1), (7, 4)])
+def test_failed_grants_are_named_by_their_first_missing_token(shape):
+    rows = shape[0]
+    draw = np.random.default_rng(rows)
+    drawn = np.where(draw.random(shape) < 0.3, -1, 5)
+    emitting, positions = np.sort(draw.choice(20, rows, replace=False)), draw.integers(0, 99, rows)
+    inputs = SimpleNamespace(emitting_S=emitting, output_positions_S=positions)
+    expected = {
+        int(emitting[n]): f"logits at position {positions[n] + drawn[n].tolist().index(-1)} are not finite"
+        for n in range(rows) if -1 in drawn[n]
+    }  # fmt: skip
+    assert executor_module._failed(inputs, drawn) == expected
+
+
+def test_host_blocks_are_of_the_hosts_memory(monkeypatch):
+    """A device with room for its own blocks alone, and a host with room for four of its."""
+    executor = ModelExecutor(preset("tiny"), device="meta", recorder=None)
+    room = {"meta": 16 * executor.block_bytes(16), "cpu": 4 * executor.block_bytes(16)}
+    monkeypatch.setattr(executor_module, "available_bytes", lambda device: room[device.type])
+    executor.allocate(16, 16, 4, 4)
+    with pytest.raises(ConfigError) as error:
+        executor.allocate(16, 16, 5, 4)
+    assert str(error.value) == (
+        "engine.swap_space_gib: 5 host blocks of 16 tokens need 0.2 MiB of the host's memory, found 0.1 MiB available"
+    )
+    with pytest.raises(ConfigError, match=r"^engine.num_blocks: 17 blocks of 16 tokens need"):
+        executor.allocate(17, 16, 4, 4)
 
 
 def test_available_memory_heeds_the_control_group(tmp_path):

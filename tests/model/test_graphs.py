@@ -2,6 +2,9 @@
 
 import gc
 import weakref
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -12,10 +15,18 @@ from paged import Pages
 from test_config import preset
 
 from schedlab.framework.batch import Batch
+from schedlab.framework.clock import VirtualClock
+from schedlab.framework.content import TokenContent
+from schedlab.framework.engine import Engine, EngineConfig
+from schedlab.framework.errors import PolicyError
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.graphs import CudaGraphRecorder, DecodeGraphs, Packed, PaddedDecode, called, sizes_up_to
 from schedlab.framework.model.phases import all_generated
-from schedlab.framework.request import SamplingParams
+from schedlab.framework.request import EngineRequest, SamplingParams
+from schedlab.framework.results.metrics import Measurement
+from schedlab.framework.results.record import Recorder
+from schedlab.framework.source import ListSource
+from schedlab.policies.fcfs import FCFS
 
 WARM = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7)
 
@@ -30,9 +41,11 @@ class Recording:
     def __init__(self):
         self.recorded, self.replays = [], 0
 
-    def __call__(self, step):
-        self.recorded.append(step.__self__.size)
+    def __call__(self, steps):
+        self.recorded += [step.__self__.size for step in steps]
+        return [self.counted(step) for step in steps]
 
+    def counted(self, step):
         def replay():
             self.replays += 1
             step()
@@ -128,9 +141,9 @@ def test_each_size_is_recorded_once_before_the_first_batch(weights):
 def test_a_size_holds_every_batch_and_wastes_less_than_half(most):
     sizes = sizes_up_to(most)
     assert list(sizes) == sorted(set(sizes)) and sizes[-1] == most
-    for count in range(1, most + 1):
-        size = next(size for size in sizes if size >= count)
-        assert size < 2 * count
+    for rows in range(1, most + 1):
+        size = next(size for size in sizes if size >= rows)
+        assert size < 2 * rows
 
 
 FORBIDDEN = ("item", "cpu", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
@@ -247,16 +260,17 @@ class FakeCuda:
     """Keeps what is captured and when; a captured step runs when it is replayed."""
 
     def __init__(self, monkeypatch):
-        self.events, self.capturing = [], False
+        self.events, streams, pools = [], count(1), count(1)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {next(pools)}")
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(self))
         monkeypatch.setattr(torch.cuda, "graph", self.graph)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream(self))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream(self))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream(self, next(streams)))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream(self, 0))
         for name in ("device", "stream"):
             monkeypatch.setattr(torch.cuda, name, lambda given: self)
 
-    def graph(self, graph, pool=None):
-        self.events.append(("capture", pool))
+    def graph(self, graph, pool, stream):
+        self.events.append(("capture", pool, stream.number))
         return self
 
     def __enter__(self):
@@ -267,8 +281,8 @@ class FakeCuda:
 
 
 class FakeStream:
-    def __init__(self, cuda):
-        self.cuda = cuda
+    def __init__(self, cuda, number):
+        self.cuda, self.number = cuda, number
 
     def wait_stream(self, other):
         self.cuda.events.append("wait")
@@ -278,19 +292,17 @@ class FakeGraph:
     def __init__(self, cuda):
         self.cuda = cuda
 
-    def pool(self):
-        return "pool"
-
     def replay(self):
         self.cuda.events.append("replay")
 
 
-def test_a_capture_follows_warm_ups_on_a_stream_of_their_own_and_shares_one_pool(monkeypatch):
+def test_a_capture_follows_warm_ups_on_its_stream_and_each_engine_has_a_stream_and_a_pool(monkeypatch):
     cuda = FakeCuda(monkeypatch)
     recorder = CudaGraphRecorder(torch.device("cpu"))
-    replays = [recorder(lambda: cuda.events.append("step")) for _ in range(2)]
-    one = ["wait", "step", "step", "wait"]
-    assert cuda.events == [*one, ("capture", None), "step", *one, ("capture", "pool"), "step"]
+    for engine in (1, 2):
+        cuda.events.clear()
+        replays = recorder([lambda: cuda.events.append("step")] * 2)
+        assert cuda.events == ["wait", "step", "step", "wait", ("capture", f"pool {engine}", engine), "step"] * 2
     replays[0]()
     assert cuda.events[-1] == "replay"
 
@@ -331,9 +343,50 @@ def test_the_engine_generates_the_same_tokens_padded_and_chained(name, weights):
 def test_an_engine_after_another_holds_nothing_of_it(weights):
     executor = pages(weights, called).executor
     before = weakref.ref(executor._kv)
-    executor.allocate(8, 8, 0, 2)
+    with no_collections():
+        executor.allocate(8, 8, 0, 2)
+        assert before() is None
+
+
+@contextmanager
+def no_collections():
     gc.collect()
-    assert before() is None
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class Breaks(FCFS):
+    def schedule(self, step):
+        if step.running:
+            raise RuntimeError("a fault of the policy")
+        super().schedule(step)
+
+
+@pytest.mark.parametrize("preset_name", ["tiny", "sandwich norms"])
+@pytest.mark.parametrize("policy", [FCFS, Breaks])
+def test_a_closed_engine_holds_no_memory(preset_name, policy):
+    """Neither KV caches, nor graphs, nor weights are left to a garbage collection, whether the run ended or failed."""
+    shape = preset("tiny") if preset_name == "tiny" else replace(preset("tiny"), sandwich_norms=True)
+    executor = ModelExecutor(shape, recorder=called, max_model_len=64)
+    config = EngineConfig(num_blocks=8, block_size=8, max_model_len=64, swap_space_gib=0.001)
+    request = EngineRequest("r", 0, 5, TokenContent(prompt(5)), recorded_output_tokens=4)
+    with no_collections():
+        recorder = Recorder(Measurement(128, 8))
+        engine = Engine(policy(), executor, ListSource([request]), config, VirtualClock(), recorder)
+        assert len(executor._host_kv[0, 0]) > 0
+        held = [executor._kv, executor._host_kv, executor._graphs, executor._decoder, executor._decoder._layers[0]._qkv]
+        held = [weakref.ref(each) for each in held]
+        with closing(engine), suppress(PolicyError):
+            engine.run()
+        assert [each() is None for each in held] == [True, True, True, False, False]
+        with pytest.raises(AssertionError, match="the engine is closed"):
+            engine.commit.finish(request, "finished", 0)
+        engine.close()
+        del engine, executor
+        assert [each() for each in held] == [None] * 5
 
 
 @pytest.mark.parametrize("block_size", [1, 8])

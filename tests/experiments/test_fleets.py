@@ -1,0 +1,124 @@
+"""Fleets from the command line: ordinary run directories of replicas, routes, and one line for each mistake."""
+
+import json
+import re
+
+import pytest
+
+import schedlab as library
+from schedlab.experiments.run import compose
+from schedlab.experiments.run.fleet import FleetPlan, Member
+from schedlab.experiments.run.fleet_config import fleet_of
+from schedlab.framework.errors import ConfigError
+from schedlab.framework.results import packed
+from schedlab.framework.results.reader import read_run
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+from schedlab.policies.routers.least_requests import LeastRequests
+from schedlab.workloads.populations import CommonWork
+
+QUIET = ("engine=virtual", "hardware=h100", "model=llama3.1-8b", "plots=false", "progress=false", "wandb.mode=disabled")
+FLEET = ("cluster=replicas", "router=least_requests", "workload=poisson", "workload.num_requests=60", *QUIET)
+
+
+def routes(folder):
+    with packed.opened(packed.find(folder, "routes.jsonl")) as file:
+        return [json.loads(line) for line in file]
+
+
+def test_a_fleet_is_run_directories_and_routes(schedlab, workspace):
+    done = schedlab("run", *FLEET, "cluster.replicas=3", "workload.arrivals.rate=60", "hydra.run.dir=out")
+    assert done.code == 0, done.err
+    fleet, names = read_run(workspace / "out"), ["r0", "r1", "r2"]
+    replicas = [read_run(workspace / "out" / "replicas" / name) for name in names]
+    told = fleet.result["replicas"]
+    assert [one["name"] for one in told] == names
+    assert [one["digest"] for one in told] == [one.digest for one in replicas]
+    rows = routes(workspace / "out")
+    assert len(rows) == 60 == fleet.summary["routed"] == fleet.summary["requests/finished"]
+    for name, one, replica in zip(names, told, replicas, strict=True):
+        mine = [row["request_id"] for row in rows if row["replica"] == name]
+        assert sorted(mine) == sorted(replica.requests["request_id"]) and len(mine) == one["routed"]
+        assert fleet.summary[f"replica/{name}/routed"] == len(mine)
+    assert fleet.summary["load/imbalance"] >= 1
+    assert fleet.summary["replica_seconds"] == pytest.approx(
+        3 * max(r.steps["now_ns"][-1] for r in replicas) / 1e9, rel=0.1
+    )
+    assert fleet.summary["steps"] == sum(replica.summary["steps"] for replica in replicas)
+    with pytest.raises(ConfigError, match=r"the steps of a fleet are its replicas', in .*replicas/"):
+        fleet.steps  # noqa: B018
+    again = schedlab("replay", str(workspace / "out" / "replicas" / "r1"))
+    assert again.code == 0 and "the same decisions" in again.out, again.out + again.err
+
+
+def test_a_mixed_fleet_and_fewer_replicas_in_the_same_folder(schedlab, workspace):
+    mixed = (
+        "cluster.replicas=[{count: 2}, {count: 1, name: old, hardware: a100, policy: chunked_prefill,"
+        " engine: {max_num_seqs: 8}}]"
+    )
+    done = schedlab("run", *FLEET, mixed, "hydra.run.dir=out")
+    assert done.code == 0, done.err
+    old = read_run(workspace / "out/replicas/old0").manifest
+    assert old["config"]["hardware"]["name"] == "a100" == old["config"]["engine"]["hardware"]["name"]
+    assert old["engine"]["max_num_seqs"] == 8 and old["policy"]["class"].endswith("ChunkedPrefill")
+    assert old["labels"]["replica"] == "old0" and old["labels"]["router"] == "least_requests"
+    done = schedlab("run", *FLEET, "cluster.replicas=1", "hydra.run.dir=out")
+    assert done.code == 0, done.err
+    assert [path.name for path in (workspace / "out/replicas").iterdir()] == ["r0"]
+
+
+def test_one_replica_from_the_command_is_the_single_engine(schedlab, workspace):
+    assert schedlab("run", *FLEET, "cluster.replicas=1", "hydra.run.dir=fleet").code == 0
+    assert schedlab("run", *FLEET[2:], "hydra.run.dir=single").code == 0
+    fleet, single = read_run(workspace / "fleet"), read_run(workspace / "single")
+    assert fleet.result["replicas"][0]["digest"] == single.digest
+    assert {key: fleet.summary[key] for key in single.summary} == single.summary
+    assert (workspace / "single/replicas").exists() is False
+
+
+MISTAKES = {
+    "router: a fleet needs one, as router=least_requests": ("router=none",),
+    "router: a single engine has none": ("cluster=single",),
+    "cluster.replicas: expected at least one replica, found none": ("cluster.replicas=[]",),
+    "cluster.replicas: count: expected 1 or more, found 0": ("cluster.replicas=0",),
+    "cluster.replicas: counts: no such key; did you mean count?": ("cluster.replicas=[{counts: 2}]",),
+    "hardware=h1000: no such option": ("cluster.replicas=[{hardware: h1000}]",),
+    "cluster.replicas: policy: policy=fcs: no such option; did you mean fcfs?": ("cluster.replicas=[{policy: fcs}]",),
+    "cluster.replicas: two replicas are named r0": ("cluster.replicas=[{count: 1}, {count: 1}]",),
+    "router.scrape_s: expected 0 s or more, found -1": ("router.scrape_s=-1",),
+    "router.choices: expected 1 or more, found 0": ("router=power_of_two", "router.choices=0"),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line(line):
+    words = [word for word in FLEET if "=" in word]
+    with pytest.raises(ConfigError, match=re.escape(line)) as caught:
+        fleet_of(compose.resolve(compose.compose([*words, *MISTAKES[line]])))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_router_of_ones_own_and_one_that_reads_what_it_does_not_declare(schedlab, workspace):
+    (workspace / "mine.py").write_text(
+        "from schedlab import Router\n"
+        "class Last(Router):\n"
+        "    def route(self, request, fleet):\n        return fleet.replicas[-1]\n"
+        "class Peeking(Router):\n"
+        "    def route(self, request, fleet):\n        return min(fleet.replicas, key=lambda r: r.in_flight)\n"
+    )
+    words = ("run", *FLEET, "router=custom", "hydra.run.dir=out")
+    assert schedlab(*words, "router._target_=mine.Last").code == 0
+    assert {row["replica"] for row in routes(workspace / "out")} == {"r3"}
+    done = schedlab(*words, "router._target_=mine.Peeking")
+    assert done.code == 2
+    assert "policy Peeking: reads in_flight of a replica: `needs` must declare 'load'" in done.err
+    assert read_run(workspace / "out").status == "failed"
+
+
+def test_fleets_from_python(tmp_path):
+    setup = library.engines.virtual("llama3.1-8b", "h100")
+    plan = FleetPlan(LeastRequests(), [Member(f"r{i}", ChunkedPrefill(), setup) for i in range(2)])
+    work = CommonWork(num_requests=40)
+    first = library.run(ChunkedPrefill(), work, setup, fleet=plan)
+    again = library.run(ChunkedPrefill(), work, setup, fleet=plan, out=tmp_path / "run")
+    assert first.digest == again.digest == read_run(tmp_path / "run").digest
+    assert first.summary["requests/finished"] == 40
