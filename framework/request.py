@@ -174,6 +174,7 @@ class Request:
 
     @property
     def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
         return self._num_prompt_tokens
 
     @property
@@ -188,14 +189,17 @@ class Request:
 
     @property
     def slo(self) -> SLO | None:
+        """The limits that it is judged by, or None."""
         return self._slo
 
     @property
     def state(self) -> State:
+        """Where it is: waiting, running, preempted, swapped, loading, or how it ended."""
         return self._state
 
     @property
     def num_preemptions(self) -> int:
+        """How often it was preempted, by recompute or swap."""
         return self._num_preemptions
 
     @property
@@ -210,10 +214,12 @@ class Request:
 
     @property
     def deadline_s(self) -> float | None:
+        """When it should have ended, seconds on the engine's clock, or None."""
         return _seconds(self._deadline_ns)
 
     @property
     def first_token_s(self) -> float | None:
+        """When it had its first token, seconds on the engine's clock; None before that."""
         return _seconds(self._first_token_ns)
 
     @property
@@ -228,10 +234,12 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
+        """Tokens that a grant may still compute now: `num_tokens` less `num_computed_tokens`."""
         return self._base_tokens - self._base_computed
 
     @property
     def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
         return self._base_tokens + self._clock.tick - self._num_prompt_tokens
 
     def __repr__(self) -> str:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from schedlab import __version__
 from schedlab.framework.results.packed import find
 from schedlab.framework.results.writer import write_whole
+from schedlab.version import __version__
 from schedlab.workloads.readers import OFFERED
 
 DERIVED = "derived.json"

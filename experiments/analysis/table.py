@@ -211,16 +211,20 @@ class Comparison:
         runs = [run_json(run, name) for run, name in zip(self.runs, self.names, strict=True)]
         return {"runs": runs, "notes": self.notes}
 
-    def csv(self) -> str:
-        """A row a run: name, folder, status, what it was asked, and every figure as it is in the summary."""
+    def wide(self) -> tuple[list[str], list[list[Any]]]:
+        """Header and a row a run: name, folder, status, what it was asked, and every figure as it is in the summary."""
         labels = list(dict.fromkeys(key for run in self.runs for key in run.labels))
         figures = list(dict.fromkeys(key for run in self.runs for key in run.figures))
+        rows = [
+            [name, str(run.directory), run.tables.status, *map(run.labels.get, labels), *map(run.figures.get, figures)]
+            for name, run in zip(self.names, self.runs, strict=True)
+        ]
+        return ["name", "directory", "status", *labels, *figures], rows
+
+    def csv(self) -> str:
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["name", "directory", "status", *labels, *figures])
-        for name, run in zip(self.names, self.runs, strict=True):
-            values = [*(run.labels.get(key) for key in labels), *(run.figures.get(key) for key in figures)]
-            writer.writerow([name, str(run.directory), run.tables.status, *values])
+        header, rows = self.wide()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
         return text.getvalue()
 
     def write(self, directory: Path) -> None:

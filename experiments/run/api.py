@@ -1,7 +1,4 @@
-"""Runs in Python: `schedlab.run(policy, workload, engine)`, without Hydra and, if wished, without files.
-
-Puts a policy, a workload and an engine's setup together, runs them to the end, and hands back the tables.
-"""
+"""One run: a policy, a workload and an engine's setup put together, without Hydra and, if wished, without files."""
 
 from __future__ import annotations
 
@@ -39,9 +36,6 @@ from schedlab.framework.stages import ClientView
 from schedlab.workloads.source import decode_sampling
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Workload
-
-RunResult = RunTables
-"""`.summary`, `.requests`, `.steps`, `.decisions` (columns by name), `.digest`."""
 
 
 @dataclass
@@ -86,7 +80,7 @@ class Experiment:
 
     def run(
         self, out: Path | None = None, progress: Quiet | None = None, between: Callable[[Engine], None] | None = None
-    ) -> RunResult:
+    ) -> RunTables:
         """Run to the end. With `out`, a run directory is written as the run goes, and what a run that is stopped leaves
         can be read. `between` is called after every step, unless the engine needs a process of its own."""
         if self.fleet is not None:
@@ -107,7 +101,7 @@ class Experiment:
             counters = {**trace.provenance.counts, **source.lag_us(), **source.abandoned(), **self.engine.counters()}
             return recorder.close(backlog_end=engine.num_unfinished, counters=counters)
 
-    def _run_fleet(self, plan: FleetPlan, out: Path | None, shown: Quiet) -> RunResult:
+    def _run_fleet(self, plan: FleetPlan, out: Path | None, shown: Quiet) -> RunTables:
         """The same with several engines. Texts end no request there."""
         clock, trace = plan.clock_name(self.clock), self.trace
         check_window(self.measurement, trace)
@@ -231,21 +225,3 @@ def check_window(measurement: Measurement, trace: Trace) -> None:
         raise ConfigError(
             f"measure: no request arrives {measurement.window}; those of {trace.name} do from {first:g} to {last:g} s"
         )
-
-
-def run(
-    policy: Policy,
-    workload: Workload,
-    engine: EngineSetup,
-    seed: int = 0,
-    slo: SLO | None = None,
-    out: str | Path | None = None,
-    **more: Any,
-) -> RunResult:
-    """One run of `policy` on `workload` and `engine`; `more` are further fields of `Experiment`.
-
-    `engine` comes from `schedlab.engines`, as in `engines.virtual("llama3.1-8b", "h100")` or `engines.cpu("tiny",
-    num_blocks=64)`. With `out`, a run directory is written there.
-    """
-    experiment = Experiment(policy, workload, engine, seed, slo, **more)
-    return experiment.run(None if out is None else Path(out))

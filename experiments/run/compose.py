@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
@@ -105,18 +105,27 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
     ConfigError for a word that names nothing.
     """
+    return composed(overrides)[0]
+
+
+def composed(words: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """As `compose`, and the option that is chosen of each group."""
     try:
-        return _compose("config", overrides)
+        whole = _compose("config", words, return_hydra_config=True)
     except (*USER_ERRORS, ValueError, TypeError, AttributeError) as error:
-        refuse_other_than_options(overrides)
+        refuse_other_than_options(words)
         raise ConfigError(one_line(error)) from error
+    chosen = {str(group): str(option) for group, option in whole.hydra.runtime.choices.items()}
+    with read_write(whole), open_dict(whole):
+        del whole["hydra"]
+    return whole, chosen
 
 
-def _compose(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+def _compose(name: str, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
     if GlobalHydra.instance().is_initialized():
-        return hydra.compose(name, overrides=list(overrides))
+        return hydra.compose(name, overrides=list(overrides), **more)
     with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        return hydra.compose(name, overrides=list(overrides))
+        return hydra.compose(name, overrides=list(overrides), **more)
 
 
 def preset(group: str, name: str, serving: str = "none") -> dict[str, Any]:

@@ -159,21 +159,22 @@ def settings_of(resolved: Mapping[str, Any]) -> Settings:
     return Settings(**keys)
 
 
-def experiment_of(resolved: Mapping[str, Any], settings: Settings) -> Experiment:
-    """Build every part that a resolved configuration names."""
+def experiment_of(
+    resolved: Mapping[str, Any], settings: Settings, given: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Build every part that a resolved configuration names, but for those that are `given` as objects."""
     check_arguments("measure", resolved["measure"], Experiment)
+    parts = dict(given or {})
+    for name in ("policy", "workload", "engine", "slo", "predictor", "admission", "observed_at"):
+        if name not in parts:
+            build = compose.build if name in ("policy", "workload", "engine") else compose.build_optional
+            parts[name] = build(resolved[name], name)
     return Experiment(
-        policy=compose.build(resolved["policy"], "policy"),
-        workload=compose.build(resolved["workload"], "workload"),
-        engine=compose.build(resolved["engine"], "engine"),
+        **parts,
         seed=settings.seed,
-        slo=compose.build_optional(resolved["slo"], "slo"),
-        predictor=compose.build_optional(resolved["predictor"], "predictor"),
-        admission=compose.build_optional(resolved["admission"], "admission"),
         fleet=fleet_of(resolved),
         clock=settings.clock,
         **resolved["measure"],
-        observed_at=compose.build_optional(resolved["observed_at"], "observed_at"),
         store_text=settings.store_text,
         record=settings.record,
         log_format=settings.log_format,

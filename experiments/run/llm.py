@@ -16,7 +16,6 @@ from typing import Any, Self, cast
 
 from schedlab.experiments import engines
 from schedlab.experiments.engines import EngineSetup
-from schedlab.experiments.run.api import RunResult
 from schedlab.experiments.run.manifest import describe_run, workload_facts, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged
 from schedlab.experiments.run.text import answer_text, generated
@@ -29,6 +28,7 @@ from schedlab.framework.request import NS, SLO, EngineRequest, SamplingParams
 from schedlab.framework.results.metrics import Measurement
 from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.rows import StepRow
+from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import RunWriter
 from schedlab.framework.source import ListSource
 from schedlab.workloads.readers import read
@@ -106,7 +106,7 @@ class LLM:
         self._recorder, self._source = self._outputs(slo, store_text)
         self._engine = Engine(self._policy, setup.executor, self._source, setup.config, clock, self._recorder)
         self._submitted = 0
-        self._result: RunResult | None = None
+        self._result: RunTables | None = None
 
     def generate(
         self,
@@ -225,7 +225,7 @@ class LLM:
         recorder = AtClient(self._out, measurement)
         return recorder, Logged(self._inbox, 0, self._out, text)
 
-    def close(self) -> RunResult | None:
+    def close(self) -> RunTables | None:
         """Give back the KV memory and end the recorded run: its tables, or None without `out`."""
         if self._out is not None and isinstance(self._recorder, AtClient) and self._result is None:
             self._source.__exit__(None, None, None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
+from html import escape
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
@@ -96,6 +98,36 @@ class Bar(Quiet):
         self._bar.stop()
 
 
+class Cell(Quiet):
+    """A bar in the output of a notebook's cell."""
+
+    shows = True
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._handle: Any = None
+        self._next = 0.0
+
+    def begin(self, offered: str) -> None:
+        self.draw(0, 1, offered)
+
+    def update(self, counts: Counts, now_ns: int, waiting: int, running: int) -> None:
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + REDRAW_EVERY_S
+        self.draw(counts.done, counts.total, status(counts, now_ns, waiting, running))
+
+    def draw(self, done: int, total: int, words: str) -> None:
+        from IPython.display import HTML, display
+
+        text = escape(f"{self._title}: {words}")
+        bar = HTML(f'<progress max="{total}" value="{done}"></progress> {text}')
+        if self._handle is None:
+            self._handle = display(bar, display_id=True)
+        else:
+            self._handle.update(bar)
+
+
 def status(counts: Counts, now_ns: int, waiting: int, running: int) -> str:
     at = f"at {now_ns / 1e9:,.1f} s"
     return f"{counts.done:,} of {counts.total:,} requests, {running} running, {waiting} waiting, {at}"
@@ -108,3 +140,30 @@ def progress(title: str, wanted: bool = True) -> Quiet:
     if sys.stderr.isatty() and multiprocessing.parent_process() is None:
         return Bar(title)
     return ProgressLines(title, sys.stderr)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def progress_of(title: str, wanted: bool | None) -> Quiet:
+    """As `progress`; in a notebook a bar in the cell, also where nothing is said of whether it is wanted."""
+    if in_notebook() and wanted is not False:
+        return Cell(title)
+    return progress(title, bool(wanted))
+
+
+def counting(title: str, total: int, wanted: bool | None) -> Callable[[int], None]:
+    """What is told how many runs have ended: a bar in a notebook, lines elsewhere if wanted."""
+    shown = progress_of(title, wanted)
+
+    def tell(done: int) -> None:
+        words = f"{done:,} of {total:,} runs"
+        if isinstance(shown, Cell):
+            shown.draw(done, total, words)
+        elif shown.shows:
+            print(f"{title}: {words}", file=sys.stderr, flush=True)
+
+    return tell

@@ -283,7 +283,10 @@ def capacity_job(config: DictConfig) -> None:
     print(f"in {short(directory)}")
 
 
-def bench_of(config: DictConfig, options: CapacityOptions) -> CapacityBench:
+def bench_of(
+    config: DictConfig, options: CapacityOptions, chosen: Mapping[str, str] | None = None
+) -> CapacityBench:
+    """`chosen`: the options of groups, where Hydra does not hold them."""
     from schedlab.experiments.analysis.table import predictor_line
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_whole
@@ -303,5 +306,7 @@ def bench_of(config: DictConfig, options: CapacityOptions) -> CapacityBench:
         clock=config.clock,
         seed=config.seed,
         observed_at=compose.build_optional(config.observed_at, "observed_at"),
-        predictor=predictor_line({"labels": compose.choices(("predictor",)), "config": compose.resolve(config)}),
+        predictor=predictor_line(
+            {"labels": chosen or compose.choices(("predictor",)), "config": compose.resolve(config)}
+        ),
     )

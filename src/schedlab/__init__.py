@@ -9,31 +9,45 @@ from schedlab.version import __version__
 
 if TYPE_CHECKING:
     from schedlab.experiments import engines
-    from schedlab.experiments.run.api import RunResult, run
+    from schedlab.experiments.notebook.runs import RunResult, Runs, load, run, sweep
+    from schedlab.experiments.notebook.studies import capacity, compare, explain, plot, report
     from schedlab.experiments.run.llm import LLM
     from schedlab.framework.cluster.fleet import Fleet
     from schedlab.framework.cluster.router import Router
     from schedlab.framework.cluster.view import ReplicaView
-    from schedlab.framework.policy import Policy
-    from schedlab.framework.request import SLO, SamplingParams
-    from schedlab.framework.step import Step
+    from schedlab.framework.policy import (
+        Aborted,
+        Admitted,
+        Arrived,
+        Event,
+        Finished,
+        Policy,
+        Preempted,
+        Progressed,
+        Rejected,
+    )
+    from schedlab.framework.request import SLO, Request, SamplingParams
+    from schedlab.framework.step import Grant, Step
 
-_EXPORTS = {
-    "run": "schedlab.experiments.run.api",
-    "RunResult": "schedlab.experiments.run.api",
-    "LLM": "schedlab.experiments.run.llm",
-    "Policy": "schedlab.framework.policy",
-    "Step": "schedlab.framework.step",
-    "Router": "schedlab.framework.cluster.router",
-    "Fleet": "schedlab.framework.cluster.fleet",
-    "ReplicaView": "schedlab.framework.cluster.view",
-    "SLO": "schedlab.framework.request",
-    "SamplingParams": "schedlab.framework.request",
-}
+_NAMES = {
+    "schedlab.experiments.notebook.runs": ("run", "sweep", "load", "RunResult", "Runs"),
+    "schedlab.experiments.notebook.studies": ("compare", "explain", "capacity", "report", "plot"),
+    "schedlab.experiments.run.llm": ("LLM",),
+    "schedlab.framework.cluster.fleet": ("Fleet",),
+    "schedlab.framework.cluster.router": ("Router",),
+    "schedlab.framework.cluster.view": ("ReplicaView",),
+    "schedlab.framework.policy": (
+        "Policy", "Event", "Arrived", "Admitted", "Progressed", "Preempted", "Finished", "Aborted", "Rejected",
+    ),
+    "schedlab.framework.request": ("Request", "SLO", "SamplingParams"),
+    "schedlab.framework.step": ("Step", "Grant"),
+}  # fmt: skip
+_EXPORTS = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {"engines": "schedlab.experiments.engines", "testing": "schedlab.testing"}
 __all__ = [
-    "LLM", "SLO", "Fleet", "Policy", "ReplicaView", "Router", "RunResult", "SamplingParams", "Step", "__version__",
-    "engines", "run",
+    "LLM", "SLO", "Aborted", "Admitted", "Arrived", "Event", "Finished", "Fleet", "Grant", "Policy", "Preempted",
+    "Progressed", "Rejected", "ReplicaView", "Request", "Router", "RunResult", "Runs", "SamplingParams", "Step",
+    "__version__", "capacity", "compare", "engines", "explain", "load", "plot", "report", "run", "sweep",
 ]  # fmt: skip
 
 
@@ -60,3 +74,7 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'schedlab' has no attribute {name!r}")
     return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

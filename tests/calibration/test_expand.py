@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from schedlab.experiments import engines
+from schedlab.experiments.notebook.runs import run
 from schedlab.experiments.run import compose
-from schedlab.experiments.run.api import run
 from schedlab.framework.cost.expand import UNKNOWN_WITHIN, expand, expanded_steps, rates_of
 from schedlab.framework.cost.hardware import Hardware
 from schedlab.framework.errors import ConfigError

@@ -50,7 +50,6 @@ class WithoutSchedule(Policy):
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ("fcfs", "found the text 'fcfs'"),
         (FCFS, "found the class FCFS: make one, FCFS()"),
         (ForgotItsBase(), "ForgotItsBase is not derived from schedlab.Policy"),
         (WithoutSchedule(), "WithoutSchedule has no method schedule"),
@@ -61,6 +60,11 @@ def test_what_is_no_policy_is_refused_at_once(policy, told):
         schedlab.run(policy, sample(), engines.virtual("llama3.1-8b", "h100"))
     with pytest.raises(ConfigError, match=re.escape(told)):
         check(lambda: policy, seconds=0.1)
+
+
+def test_a_name_is_no_policy_to_check():
+    with pytest.raises(ConfigError, match="found the text 'fcfs'"):
+        check(lambda: "fcfs", seconds=0.1)
 
 
 def test_slo_aware_says_that_it_needs_an_estimator():

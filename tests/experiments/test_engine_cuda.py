@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from schedlab.experiments import engines
-from schedlab.experiments.run.api import run
+from schedlab.experiments.notebook.runs import run
 from schedlab.experiments.run.compose import preset
 from schedlab.framework.errors import ConfigError, PolicyError
 from schedlab.framework.model import executor as executor_module
