@@ -21,6 +21,9 @@ from schedlab.experiments.device.rows import Device, Row
 from schedlab.experiments.device.sections import Section, Work, resolve
 from schedlab.kernels import configs
 
+UNUSED_DEVICES = 1000
+"""From here on no device was compiled for in this process, so that every launch asks for a compilation."""
+
 
 class NoDriver:
     """What the JIT asks of a driver before a launch: a target, a device number (the key of its cache) and a stream."""
@@ -109,7 +112,7 @@ def compile_share(device: Device, sections: tuple[Section, ...], number: int, of
     share, nowhere = Share(number, of), Device("meta")
     target = GPUTarget("cuda", capability, 32)
     for path in dict.fromkeys(section.launches or section.work for section in sections):
-        with launches_compile(target, device=number), variants(share):
+        with launches_compile(target, UNUSED_DEVICES + number), variants(share):
             yield from _launched(path, resolve(path), nowhere)
     yield Row("compile", f"share {number + 1} of {of}", share.taken, "kernels", note=f"of {len(share.seen)} variants")
 

@@ -79,6 +79,21 @@ class FleetPlan:
         for member in self.members:
             if member.engine.python is not None:
                 raise ConfigError(f"cluster: engine={member.engine.name} runs in a process of its own, not in a fleet")
+        self._check_executors()
+
+    def _check_executors(self) -> None:
+        """Only modelled durations have no state."""
+        owners: dict[int, str] = {}
+        for member in self.members:
+            executor = member.engine.executor
+            if isinstance(executor, CostExecutor):
+                continue
+            first = owners.setdefault(id(executor), member.name)
+            if first != member.name:
+                raise ConfigError(
+                    f"cluster: replicas {first} and {member.name} share an executor, which serves one engine: make an "
+                    "engine for each"
+                )
 
     def clock_name(self, name: str) -> str:
         """What `clock=name` means for all replicas. ConfigError for real time, of which each would need its own."""

@@ -28,7 +28,7 @@ ROUTERS = {
 }  # fmt: skip
 
 
-FEW = settings(max_examples=settings.default.max_examples // 2)
+FEW = settings(max_examples=settings.default.max_examples // 4)
 
 
 class Gathering(Policy):
