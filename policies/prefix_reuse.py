@@ -6,6 +6,7 @@ Programs", NeurIPS 2024). The aging term bounds the tail that plain longest-pref
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ class PrefixReuse(ChoosingVictims):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_chunk(self.chunk_size)
-        if not self.aging_tokens_per_s >= 0:
+        if not 0 <= self.aging_tokens_per_s < math.inf:
             raise ValueError(f"policy.aging_tokens_per_s: expected at least 0, found {self.aging_tokens_per_s}")
         if not self.aging_tokens_per_s:
             self.no_bound_on = {"waiting": "longer cached prefixes may keep coming"}  # type: ignore[misc]

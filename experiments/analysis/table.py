@@ -163,13 +163,14 @@ class Comparison:
 
     @classmethod
     def read(cls, paths: Iterable[Path], required: bool = False) -> Comparison:
-        """All runs in and below `paths`. ConfigError for a path without any, if `required`."""
+        """All runs in and below `paths`, a fleet as one. ConfigError for a path without any, if `required`."""
         runs: list[Run] = []
         for path in paths:
-            found = sorted(path.rglob("result.json"), key=_numbers_in_order)
+            found = [result.parent for result in sorted(path.rglob("result.json"), key=_numbers_in_order)]
             if required and not found:
                 raise ConfigError(f"{path}: no run in here, there is no result.json")
-            runs += [Run(result.parent, read_run(result.parent)) for result in found]
+            whole = set(found)
+            runs += [Run(run, read_run(run)) for run in found if whole.isdisjoint(run.parents)]
         return cls(runs)
 
     @property

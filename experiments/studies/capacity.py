@@ -287,9 +287,10 @@ def bench_of(config: DictConfig, options: CapacityOptions, chosen: Mapping[str, 
     """`chosen`: the options of groups, where Hydra does not hold them."""
     from schedlab.experiments.analysis.table import predictor_line
     from schedlab.experiments.run import compose
-    from schedlab.experiments.run.checks import check_whole
+    from schedlab.experiments.run.checks import check_single, check_whole
     from schedlab.experiments.studies.fidelity import policies_of
 
+    check_single(config, "capacity")
     check_whole(config.measure, "capacity")
     slo = compose.build_optional(config.slo, "slo")
     if slo is None or not slo.limited:

@@ -291,8 +291,9 @@ def fidelity_job(config: DictConfig) -> None:
 
 def setting_of(config: DictConfig, options: FidelityOptions) -> Setting:
     from schedlab.experiments.run import compose
-    from schedlab.experiments.run.checks import check_whole
+    from schedlab.experiments.run.checks import check_single, check_whole
 
+    check_single(config, "fidelity")
     check_whole(config.measure, "fidelity")
     setup = compose.build(config.engine, "engine")
     roofline, hardware = calibrate.modelled(config, setup, "fidelity")

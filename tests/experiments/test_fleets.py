@@ -6,6 +6,7 @@ import re
 import pytest
 
 import schedlab as library
+from schedlab.experiments.analysis.table import Comparison
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.fleet import FleetPlan, Member
 from schedlab.experiments.run.fleet_config import fleet_of
@@ -48,6 +49,20 @@ def test_a_fleet_is_run_directories_and_routes(schedlab, workspace):
         fleet.steps  # noqa: B018
     again = schedlab("replay", str(workspace / "out" / "replicas" / "r1"))
     assert again.code == 0 and "the same decisions" in again.out, again.out + again.err
+
+
+def test_a_comparison_takes_a_fleet_as_one_run(schedlab, workspace):
+    assert schedlab("run", *FLEET, "cluster.replicas=2", "hydra.run.dir=all/fleet").code == 0
+    assert schedlab("run", *FLEET[2:], "policy=chunked_prefill", "hydra.run.dir=all/one").code == 0
+    assert [run.directory.name for run in Comparison.read([workspace / "all"]).runs] == ["fleet", "one"]
+    assert len(Comparison.read([workspace / "all/fleet/replicas"]).runs) == 2
+
+
+@pytest.mark.parametrize("command", ["capacity", "calibrate", "fidelity"])
+def test_a_command_of_one_engine_refuses_a_fleet(command, schedlab):
+    done = schedlab(command, "cluster=replicas", "router=least_requests", "engine=cpu", "model=tiny")
+    assert done.code == 2
+    assert done.err.strip() == f"error: cluster: {command} is of a single engine; expected cluster=single and no router"
 
 
 def test_a_mixed_fleet_and_fewer_replicas_in_the_same_folder(schedlab, workspace):

@@ -1,5 +1,7 @@
 """What the policies that are named after other projects' schedulers do in situations worked out by hand."""
 
+import pytest
+
 from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.policy import Arrived
 from schedlab.framework.testing.case import Guess
@@ -10,6 +12,7 @@ from schedlab.policies.fcfs import FCFS
 from schedlab.policies.prefix_reuse import PrefixReuse
 from schedlab.policies.sarathi import Sarathi
 from schedlab.policies.sglang_lpm import SGLangLPM
+from schedlab.policies.sjf import SJF
 from schedlab.policies.srpt import SRPT
 
 MS = 1_000_000
@@ -132,3 +135,24 @@ def test_a_standing_is_forgotten_with_its_request():
     assert not policy._standings
     policy.observe(Arrived(outcome.requests[0]))
     assert len(policy._standings) == 1
+
+
+WEIGHTS = [
+    (lambda w: SJF(prompt_weight=w), 0), (lambda w: SJF(output_weight=w), 0), (lambda w: SRPT(prompt_weight=w), 0),
+    (lambda w: SRPT(output_weight=w), 0), (lambda w: PrefixReuse(aging_tokens_per_s=w), 0),
+    (lambda w: Fair(client_weights={"a": w}), 1e-9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "least"), WEIGHTS)
+def test_a_weight_may_be_anything_from_the_least_on(make, least):
+    for weight in (least, 0.5, 1.0, 1e300):
+        make(weight)
+    for weight in (-1e-9, -0.5, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="found"):
+            make(weight)
+
+
+def test_a_share_of_nothing_is_none():
+    with pytest.raises(ValueError, match=r"policy\.client_weights\.a: expected a share above 0, found 0"):
+        Fair(client_weights={"a": 0})

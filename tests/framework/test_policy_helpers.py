@@ -8,14 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 from four import ESTIMATOR, EVERY
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scripted import MS, JumpingExecutor, Script, checked, grants, lab, named, populated
 
 from schedlab.framework.cost.estimator import LinearEstimator
 from schedlab.framework.testing.harness import Spec, run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
-from schedlab.policies.common import check_chunk, chunked_step, continue_prefills, decode_all
+from schedlab.policies.common import (
+    check_chunk,
+    chunked_step,
+    continue_prefills,
+    decode_all,
+    decode_with_spare,
+    never_short,
+)
 from schedlab.policies.edf import EDF
 from schedlab.policies.fair import Account, Fair
 from schedlab.policies.fcfs import FCFS
@@ -298,3 +305,79 @@ def test_decodes_that_fill_the_chunk_are_left_alone():
     trace = [Spec(f"r{i}", 0, 1, 40) for i in range(4)] + [Spec("late", 10 * MS, 8, 1)]
     run(policy, trace, executor=JumpingExecutor(), num_blocks=200)
     assert len(calls) <= 12
+
+
+# -- a spare block a decode -------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """A step of decodes, each with blocks of its own, that notes what is done with them."""
+
+    def __init__(self, owned, prompts, free, budget):
+        self.running = [
+            SimpleNamespace(number=i, owned=blocks, state="running", prompt=i in prompts)
+            for i, blocks in enumerate(owned)
+        ]
+        self.decoding = [request for request in self.running if not request.prompt]
+        self.free_blocks, self.token_budget, self.done = free, budget, []
+
+    def preempt(self, request, mode):
+        assert request.state == "running" and mode == "recompute"
+        request.state = "preempted"
+        self.free_blocks += request.owned
+        self.done.append(("preempt", request.number))
+
+    def grant(self, request):
+        assert request.state == "running" and self.token_budget > 0
+        self.token_budget -= 1
+        takes = request.number % 2  # starts a block with this token
+        self.done.append(("grant", request.number))
+        if takes > self.free_blocks:
+            return False
+        self.free_blocks -= takes
+        return True
+
+
+def with_spare(pool, limit, aside):
+    """The rule in its own words: as long as somebody else runs, a free block beyond those aside, or the newest goes."""
+    disturbed = limit is not None and len(pool.decoding) > limit
+    for request in pool.decoding if limit is None else pool.decoding[:limit]:
+        if request.state == "preempted" or pool.token_budget == 0:
+            continue
+        while pool.free_blocks - aside(pool) < 1 and sum(r.state == "running" for r in pool.running) >= 2:
+            disturbed = True
+            last = [r for r in pool.running if r.state == "running"][-1]
+            pool.preempt(last, "recompute")
+            if last is request:
+                break
+        if request.state == "running" and not pool.grant(request):
+            disturbed = True
+    return not disturbed
+
+
+def set_aside(pool):
+    """One for each that still runs as a prompt."""
+    return sum(request.prompt and request.state == "running" for request in pool.running)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=6), st.sets(st.integers(0, 5)), st.integers(0, 4),
+    st.integers(0, 6), st.none() | st.integers(1, 6), st.booleans(),
+)  # fmt: skip
+@example([0, 0], set(), 2, 2, 2, False)  # as many as the limit are not disturbed
+def test_decodes_need_a_spare_block_each(owned, prompts, free, budget, limit, aside):
+    ours, expected = (Pool(owned, prompts, free, budget) for _ in range(2))
+    options = {"set_aside": set_aside} if aside else {}
+    undisturbed = decode_with_spare(ours, limit=limit, **options)
+    assert undisturbed == with_spare(expected, limit, set_aside if aside else lambda pool: 0)
+    assert ours.done == expected.done
+
+
+@pytest.mark.parametrize(("free", "stands"), [(9, False), (10, False), (11, True)])
+def test_spare_blocks_may_be_short_in_the_worst_case(free, stands):
+    """4 + 8 - 1 - 6 tokens are left to compute of each of two, which take a block a token here; one must be left."""
+    request = SimpleNamespace(num_prompt_tokens=4, max_tokens=8, num_computed_tokens=6)
+    step = SimpleNamespace(
+        decoding=[request, request], free_blocks=free, blocks_needed=lambda request, tokens: tokens
+    )  # fmt: skip
+    assert never_short(step) == stands
