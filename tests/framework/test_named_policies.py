@@ -137,14 +137,11 @@ def test_a_standing_is_forgotten_with_its_request():
     assert len(policy._standings) == 1
 
 
-WEIGHTS = [
+@pytest.mark.parametrize(("make", "least"), [
     (lambda w: SJF(prompt_weight=w), 0), (lambda w: SJF(output_weight=w), 0), (lambda w: SRPT(prompt_weight=w), 0),
     (lambda w: SRPT(output_weight=w), 0), (lambda w: PrefixReuse(aging_tokens_per_s=w), 0),
     (lambda w: Fair(client_weights={"a": w}), 1e-9),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "least"), WEIGHTS)
+])  # fmt: skip
 def test_a_weight_may_be_anything_from_the_least_on(make, least):
     for weight in (least, 0.5, 1.0, 1e300):
         make(weight)

@@ -364,6 +364,7 @@ def set_aside(pool):
     st.lists(st.integers(0, 3), min_size=1, max_size=6), st.sets(st.integers(0, 5)), st.integers(0, 4),
     st.integers(0, 6), st.none() | st.integers(1, 6), st.booleans(),
 )  # fmt: skip
+@example([0], set(), 0, 1, None, False)  # who runs alone needs no spare block
 @example([0, 0], set(), 2, 2, 2, False)  # as many as the limit are not disturbed
 def test_decodes_need_a_spare_block_each(owned, prompts, free, budget, limit, aside):
     ours, expected = (Pool(owned, prompts, free, budget) for _ in range(2))
