@@ -44,7 +44,7 @@ cdef class Engine:
     cdef str _head_lacks(self, Decision decision)
     cpdef _stop_ns(self, now)
     cdef _fast_forward(self, Jump jump, now, Decision decision)
-    cdef _execute(self, Decision decision, scheduler_us, Py_ssize_t steps)
+    cpdef _execute(self, Decision decision, scheduler_us, Py_ssize_t steps)
     cdef _idle(self, Decision decision)
     cdef _pass_time(self, until_ns)
     @cython.locals(ledger=Ledger, decode_set=DecodeSet, request=EngineRequest, decodes=list)
