@@ -107,6 +107,7 @@ def test_a_yaml_in_the_current_folder_is_an_option(schedlab, mine):
     assert done.code == 0, done.err
     assert json.loads((only("outputs/*/*") / "manifest.json").read_text())["policy"]["knobs"] == {
         "preempt_mode": "swap", "estimator": None, "victim": "schedlab.policies.victims.newest",
+        "reserve_decode_block": False,
     }  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def test_help_is_no_error(schedlab, words):
 
 
 def test_help_of_run_lists_the_groups(schedlab):
-    assert "policy: chunked_prefill, custom, decode_priority, edf, fair, fcfs" in schedlab("run", "--help").out
+    assert "policy: chunked_prefill, custom, decode_priority, edf, fair, fastserve, fcfs, hrrn" in schedlab("run", "--help").out
 
 
 @pytest.mark.parametrize(
