@@ -137,7 +137,8 @@ def test_help_is_no_error(schedlab, words):
 
 
 def test_help_of_run_lists_the_groups(schedlab):
-    assert "policy: chunked_prefill, custom, decode_priority, edf, fair, fastserve, fcfs, hrrn" in schedlab("run", "--help").out
+    groups = schedlab("run", "--help").out
+    assert "policy: chunked_prefill, custom, decode_priority, edf, fair, fastserve, fcfs, hrrn" in groups
 
 
 @pytest.mark.parametrize(
