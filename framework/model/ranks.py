@@ -57,6 +57,11 @@ class TensorParallelExecutor(ModelExecutor):
             peer.wait()
 
     def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int, max_num_seqs: int) -> None:
+        """As much on every rank, all of it in one machine's memory."""
+        ranks = 1 + len(self._peers)
+        needed = ranks * (num_blocks + num_host_blocks) * self.block_bytes(block_size)
+        blocks = f"{num_blocks} blocks and {num_host_blocks} host blocks on each of {ranks} ranks"
+        self._require(needed, f"engine.num_blocks: {blocks} need", self._device)
         self._send("allocate", num_blocks, block_size, num_host_blocks, max_num_seqs)
         super().allocate(num_blocks, block_size, num_host_blocks, max_num_seqs)
 

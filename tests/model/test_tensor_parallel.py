@@ -14,6 +14,7 @@ from schedlab.experiments import engines
 from schedlab.framework.clock import VirtualClock
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import ConfigError, SchedlabError
+from schedlab.framework.model import executor as model_executor
 from schedlab.framework.model.config import ModelConfig
 from schedlab.framework.model.executor import ModelExecutor
 from schedlab.framework.model.hf import read_config
@@ -192,6 +193,16 @@ def test_a_rank_says_why_it_ended():
     executor._send("allocate", "many")
     with pytest.raises(SchedlabError, match=r"^engine\.tensor_parallel: rank 1 ended: TypeError: .*missing 3 required"):
         run(executor)
+
+
+def test_blocks_of_all_ranks_must_fit_together(monkeypatch):
+    ranks = TensorParallelExecutor(CONFIG, tensor_parallel=2)
+    block = ranks.block_bytes(8)
+    monkeypatch.setattr(model_executor, "available_bytes", lambda place: 11 * block)
+    ranks.allocate(5, 8, 0, 4)
+    with pytest.raises(ConfigError, match=r"num_blocks: 5 blocks and 1 host blocks on each of 2 ranks need .* found"):
+        ranks.allocate(5, 8, 1, 4)
+    ranks.close()
 
 
 def test_the_busy_clock_counts_one_process():
