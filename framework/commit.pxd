@@ -4,12 +4,14 @@ from schedlab.framework.batch cimport Batch
 from schedlab.framework.decode_set cimport DecodeSet
 from schedlab.framework.ledger cimport Ledger
 from schedlab.framework.request cimport EngineRequest
+from schedlab.framework.results.record cimport Recorder
 from schedlab.framework.step cimport Decision
 
 
 cdef class Commit:
     cdef public Ledger ledger
-    cdef public object columns, recorder, config, eos_token_ids, finish, leave, observe
+    cdef public Recorder recorder
+    cdef public object columns, config, eos_token_ids, finish, leave, observe
 
     cpdef apply(self, Decision decision, Batch batch, result, now)
     @cython.locals(victim=EngineRequest, request=EngineRequest)

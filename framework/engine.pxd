@@ -8,11 +8,13 @@ from schedlab.framework.journal cimport Journal
 from schedlab.framework.jump cimport Jump
 from schedlab.framework.ledger cimport Ledger
 from schedlab.framework.request cimport EngineRequest
+from schedlab.framework.results.record cimport Recorder
 from schedlab.framework.step cimport Decision, Step
 
 
 cdef class Engine:
-    cdef public object name, policy, executor, source, config, clock, recorder, predictor, columns, admission
+    cdef public object name, policy, executor, source, config, clock, predictor, columns, admission
+    cdef public Recorder recorder
     cdef public object standing_until, horizon_ns
     cdef public Ledger ledger
     cdef public Commit commit

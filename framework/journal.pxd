@@ -3,6 +3,7 @@ cimport cython
 from schedlab.framework.batch cimport Batch
 from schedlab.framework.ledger cimport Ledger
 from schedlab.framework.request cimport EngineRequest
+from schedlab.framework.results.record cimport Recorder
 from schedlab.framework.step cimport Decision
 
 
@@ -17,14 +18,14 @@ cdef class Stretch:
 
 
 cdef class Journal:
-    cdef public object recorder
+    cdef public Recorder recorder
     cdef public Py_ssize_t num_steps
     cdef Ledger _ledger
     cdef object _modelled_us
 
     @cython.locals(ledger=Ledger, context=Py_ssize_t, decodes=Py_ssize_t, start=Py_ssize_t, count=Py_ssize_t)
     cpdef step(self, Decision decision, Batch batch, result, duration_ns, scheduler_us)
-    @cython.locals(ledger=Ledger, steps=Py_ssize_t, n=Py_ssize_t, left=Py_ssize_t)
+    @cython.locals(ledger=Ledger, recorder=Recorder, steps=Py_ssize_t, n=Py_ssize_t, left=Py_ssize_t)
     cpdef stretch(self, Decision decision, Stretch stretch)
     @cython.locals(request=EngineRequest, victim=EngineRequest)
     cdef _decision(self, Decision decision, Py_ssize_t steps=*)

@@ -6,11 +6,9 @@ Times named `_ns` are integer nanoseconds on the engine's clock, times named `_s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, repeat
-from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 import numpy as np
@@ -100,43 +98,6 @@ def to_columns(schema: Schema, flat: Flat) -> RawColumns:
         if kind.startswith("time"):
             columns[name] = [None if ns is None else ns / NS for ns in columns[name]]
     return columns
-
-
-def to_json_lines(schema: Schema, flat: Flat) -> str:
-    """One JSON object a line, with the keys in the order of the schema.
-
-    A column of one value throughout, as many are, becomes part of the line's template. Seconds are written with all of
-    their nanoseconds, which is a tenth of the work of finding the shortest text of the same number.
-    """
-    pieces: list[str] = []
-    varying: list[Iterable[Any]] = []
-    for name, values in split(schema, flat).items():
-        first, kind = values[0], schema[name]
-        if first == values[-1] and values.count(first) == len(values):
-            text = str(_as_json([first], kind)[0]).replace("%", "%%")
-        elif kind.startswith("time") and None not in values and min(values) >= 0:
-            text = "%d.%09d"
-            varying += zip(*map(divmod, values, repeat(NS)), strict=True)
-        else:
-            text = "%d" if kind == "int" else "%s"
-            varying.append(_as_json(values, kind))
-        pieces.append(f'"{name}":{text}')
-    lines = ("{" + ",".join(pieces) + "}\n") * (len(flat) // len(schema))
-    return lines % tuple(chain.from_iterable(zip(*varying, strict=True)))
-
-
-def _as_json(values: list[Any], kind: str) -> list[Any]:
-    """Values of one column as objects whose `str` is their JSON."""
-    if kind == "int":
-        return values
-    if kind == "text":
-        return list(map(quote, values))
-    if kind == "text?":
-        return ["null" if v is None else quote(v) for v in values]
-    if kind in ("int?", "real?"):
-        return ["null" if v is None else v for v in values]
-    assert kind in ("time", "time?")
-    return ["null" if ns is None else ns / NS for ns in values]
 
 
 def integers(values: Collection[int]) -> np.ndarray:

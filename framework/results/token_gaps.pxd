@@ -2,9 +2,9 @@ cimport cython
 
 
 cdef class TokenGaps:
-    cdef public object measured
-    cdef object _outside, _counts
+    cdef public dict measured
+    cdef dict _outside, _counts
 
     cpdef add(self, long long gap_ns, count)
-    @cython.locals(gap_ns="long long")
+    @cython.locals(counts=dict, gap_ns=cython.longlong)
     cpdef add_each(self, gaps_ns, count)

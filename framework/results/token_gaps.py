@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 
@@ -15,8 +14,8 @@ class TokenGaps:
     __slots__ = ("_counts", "_outside", "measured")
 
     def __init__(self) -> None:
-        self.measured: defaultdict[int, int] = defaultdict(int)
-        self._outside: defaultdict[int, int] = defaultdict(int)
+        self.measured: dict[int, int] = {}
+        self._outside: dict[int, int] = {}
         self._counts = self.measured
 
     @property
@@ -28,10 +27,12 @@ class TokenGaps:
         self._counts = self.measured if inside else self._outside
 
     def add(self, gap_ns: int, count: int) -> None:
-        self._counts[(gap_ns + 500) // 1000] += count
+        us = (gap_ns + 500) // 1000
+        self._counts[us] = self._counts.get(us, 0) + count
 
     def add_each(self, gaps_ns: Iterable[int], count: int) -> None:
         """`count` gaps of each length."""
         counts = self._counts
         for gap_ns in gaps_ns:
-            counts[(gap_ns + 500) // 1000] += count
+            us = (gap_ns + 500) // 1000
+            counts[us] = counts.get(us, 0) + count

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -22,13 +22,14 @@ from schedlab.framework.results.metrics import Measurement, empty_summary
 from schedlab.framework.results.parquet import convert_log, parquet_path, require_pyarrow
 from schedlab.framework.results.reader import load_table
 from schedlab.framework.results.record import Recorder
-from schedlab.framework.results.rows import DecisionRow, decision_line
-from schedlab.framework.results.tables import SCHEMAS, Columns, Flat, RunTables, to_json_lines
+from schedlab.framework.results.rows import DecisionRow, decision_line, request_lines, step_lines
+from schedlab.framework.results.tables import SCHEMAS, Columns, Flat, RunTables
 
 FLUSH_S = 1.0
 """How much of a run a kill may cost, about."""
 MAX_ROWS = 2048
 """Rows that are buffered at most, however fast they come."""
+LINES: Mapping[str, Callable[[Flat], str]] = {"requests": request_lines, "steps": step_lines}
 
 
 class RunWriter(Recorder):
@@ -138,7 +139,7 @@ class RunWriter(Recorder):
 
     def _keep(self, table: str, flat: Flat) -> None:
         if self._logs:
-            self._logs[table].write(to_json_lines(SCHEMAS[table], flat))
+            self._logs[table].write(LINES[table](flat))
 
     def _keep_decisions(self, rows: Sequence[DecisionRow]) -> None:
         if self._logs:

@@ -41,8 +41,12 @@ MODULES = (
     "framework.request",
     "framework.results.decision_rows",
     "framework.results.digest",
+    "framework.results.record",
+    "framework.results.rows",
     "framework.results.token_gaps",
     "framework.step",
+    "workloads.source",
+    "workloads.writers",
 )
 """Of the package. Their last names differ: by these a library knows the modules in it."""
 PREFIX, SUFFIX = "_core_", EXTENSION_SUFFIXES[0]
