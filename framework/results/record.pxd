@@ -7,12 +7,12 @@ from schedlab.framework.results.token_gaps cimport TokenGaps
 
 cdef class Recorder:
     cdef public object measurement
-    cdef public Py_ssize_t _limit, _step_rows
+    cdef public Py_ssize_t _limit, _step_rows, _num_ended
     cdef public list _step_buffer, _request_buffer, _demanded_buffer, _free_buffer, _kept_decisions
     cdef public bint _windowed
     cdef public DecisionRows _decisions
     cdef public TokenGaps _gaps
-    cdef public object _totals, _requests, _rejections, _programs, _served, _demanded, _pressure
+    cdef public object _totals, _requests, _reasons, _attempts, _programs, _served, _demanded, _pressure
     cdef public dict _kept
 
     cpdef step(self, row, free_block_ns=*, free_blocks_min=*)
