@@ -107,6 +107,8 @@ class Experiment:
         check_window(self.measurement, trace)
         if self._stop_strings() is not None:
             raise ConfigError("cluster: requests that end at a text (sampling.stop) need a single engine")
+        if plan.decode is not None and (trace.output_tokens < 0).any():
+            raise ConfigError(f"cluster=disaggregated: expected the length of every answer, {trace.name} lacks some")
         closed = trace.after is not None and bool((trace.after >= 0).any())
         manifest = self.manifest() if out else {}
         run = FleetRun(plan, clock, self.measurement, self.record, self.log_format, out, manifest)
