@@ -209,6 +209,7 @@ def prompt_of(request: EngineRequest) -> EngineRequest:
         visible_ns=request.visible_ns, delivery_ns=request.delivery_ns,
     )  # fmt: skip
     part.place_in(request.own_program, request.depth)
+    part.tried = request.tried
     part.hands_over = True
     return part
 
