@@ -112,6 +112,12 @@ class FleetPlan:
         """Of both pools, the first one's before the second's."""
         return [*self.members, *(() if self.decode is None else self.decode.members)]
 
+    def pool_of(self, member: Member) -> dict[str, str]:
+        """A label of each replica, where there are two pools."""
+        if self.decode is None:
+            return {}
+        return {"pool": "decode" if member in self.decode.members else "prefill"}
+
     def _check_executors(self) -> None:
         """Only modelled durations have no state."""
         owners: dict[int, str] = {}
@@ -162,22 +168,19 @@ class FleetRun:
         self, source: Counted, recorder: FleetNotes, stack: ExitStack, closed_loop: bool, seed: int
     ) -> Cluster:
         plan, decode = self.plan, self.plan.decode
-        pools = [
-            PoolSetup(
-                [self._setup(member, source.total, stack) for member in pool.members], copy.deepcopy(pool.router),
-                pool.timing,
-            )
-            for pool in (plan, decode)
-            if pool is not None
-        ]  # fmt: skip
+        first = self._pool(plan, source.total, stack)
         if decode is not None:
             return Disaggregated(
-                *pools, source=source, listener=recorder, link=decode.link, first_token=decode.first_token, seed=seed
-            )
-        (only,) = pools
+                first, self._pool(decode, source.total, stack), source, recorder, link=decode.link,
+                first_token=decode.first_token, seed=seed,
+            )  # fmt: skip
         return Cluster(
-            only.setups, only.router, source, recorder, closed_loop=closed_loop, seed=seed, timing=only.timing
+            first.setups, first.router, source, recorder, closed_loop=closed_loop, seed=seed, timing=first.timing
         )
+
+    def _pool(self, pool: FleetPlan | DecodePool, total: int, stack: ExitStack) -> PoolSetup:
+        setups = [self._setup(member, total, stack) for member in pool.members]
+        return PoolSetup(setups, copy.deepcopy(pool.router), pool.timing)
 
     def close(self, recorder: FleetNotes, counters: Mapping[str, int]) -> RunTables:
         """The results of the replicas, then those of the fleet."""
@@ -220,7 +223,7 @@ class FleetRun:
         return {
             **self.manifest,
             "workload": workload,  # whose clients try elsewhere: to a replica, each attempt is a request
-            "labels": {**self.manifest["labels"], "replica": member.name},
+            "labels": {**self.manifest["labels"], "replica": member.name, **self.plan.pool_of(member)},
             "config": config,
             "config_hash": config_hash(config),
             "engine": asdict(member.engine.config),

@@ -165,12 +165,12 @@ def run_disaggregated(
     config = replace(TINY, **keys)
     configs = {"p": config, "d": replace(config, **(decode_keys or {}))}
     recorder = RoutedRecorder(Measurement(config.max_num_seqs, config.num_blocks))
-    pools = [
+    first, second = [
         PoolSetup([setup_of(f"{name}{i}", one, configs[name]) for i, one in enumerate(makes)], router, timing)
         for name, makes, router in zip("pd", (prefill, decode), routers, strict=True)
     ]
     cluster = Disaggregated(
-        *pools, source_of(source), recorder, link=link, first_token=first_token, look_ahead=look_ahead
+        first, second, source_of(source), recorder, link=link, first_token=first_token, look_ahead=look_ahead
     )
     recorder.begin(cluster.replicas, cluster.counts, len(prefill))
     return _ran(cluster, recorder)

@@ -163,6 +163,10 @@ def test_two_pools_are_run_directories_routes_and_transfers(schedlab, workspace)
     assert all(row["bytes"] == 131072 * row["tokens"] for row in moved)  # 2 · 32 layers · 8 heads · 128 · 2 bytes
     assert 0 < fleet.summary["link/utilization"] < 1
     assert read_run(workspace / "out/replicas/d1").summary["requests/finished"] > 0
+    again = schedlab("replay", str(workspace / "out/replicas/p0"))
+    assert again.code == 0 and "the same decisions" in again.out, again.out + again.err
+    again = schedlab("replay", str(workspace / "out/replicas/d1"))
+    assert again.code == 2 and "a decode replica, whose prompts other replicas computed" in again.err
     again = schedlab("run", *FLEET, "hydra.run.dir=out")
     assert again.code == 0 and not list((workspace / "out").glob("transfers*"))
 
