@@ -374,9 +374,9 @@ class EngineRequest(Request):
         self.mirror(state, num_tokens, num_computed_tokens)
         self.first_scheduled_ns, self.cached_tokens = part.first_scheduled_ns, part.cached_tokens
         self.resumed_tokens, self.recomputed_tokens = part.resumed_tokens, part.recomputed_tokens
-        self.swaps, self._num_preemptions, self.reason = part.swaps, part._num_preemptions, part.reason
+        self.swaps, self._num_preemptions, self.reason = part.swaps, part.num_preemptions, part.reason
         if num_tokens > self._num_prompt_tokens:
-            self._first_token_ns, self.emitted_ns = part._first_token_ns, part.emitted_ns
+            self._first_token_ns, self.emitted_ns = part.first_token_ns, part.emitted_ns
 
     def mirror(self, state: State, num_tokens: int, num_computed_tokens: int) -> None:
         """Take over what another engine, whose books are not `Ledger`, says of this request now."""
