@@ -10,8 +10,8 @@ from schedlab.policies.victims import newest
 
 @dataclass
 class LongPrompts(Policy):
-    """Of prompts above `long_tokens`, at most `max_long` are partly computed at a time, `long_chunk` tokens of each in a
-    step; the others go past those that wait for their turn.
+    """Of prompts above `long_tokens`, at most `max_long` are partly computed at a time, `long_chunk` tokens of each
+    in a step; the others go past those that wait for their turn.
     """
 
     chunk_size: int = 2048
