@@ -44,6 +44,8 @@ native = typer.Typer(help="Kernels compiled for this processor, an extra of engi
 app.add_typer(native, name="kernels")
 profiles = typer.Typer(help="Cost profiles of the virtual clock.")
 app.add_typer(profiles, name="profile")
+tracked = typer.Typer(help="Weights & Biases, beside what every run leaves there.")
+app.add_typer(tracked, name="wandb")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -176,6 +178,24 @@ def profile_import(context: typer.Context) -> None:
     from schedlab.experiments.studies.profile_import import import_profile
 
     import_profile(context.args)
+
+
+@tracked.callback()
+def of_wandb() -> None:
+    """Keeps `view` a command of its own name, though it is the only one."""
+
+
+@tracked.command()
+def view(
+    project: Annotated[str, typer.Option(help="of W&B")] = "schedlab",
+    entity: Annotated[str | None, typer.Option(help="the user or team whose project it is")] = None,
+    out: Annotated[Path, typer.Option(help="the file with what the view shows")] = Path("wandb_view.json"),
+    save: Annotated[bool, typer.Option("--save", help="make it a view of the project; needs a login")] = False,
+) -> None:
+    """The panels that compare policies: bars, curves against rate, Pareto, CDFs, steps; a file, or a saved view."""
+    from schedlab.experiments.run.wandb_view import view_command
+
+    view_command(project, entity, out, save)
 
 
 TraceFile = Annotated[Path, typer.Argument(help="a trace file, - for standard input, or a run directory")]

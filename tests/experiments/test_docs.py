@@ -19,8 +19,8 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 TRACES = DOCS.parents[1] / "shared" / "traces"
 BLOCK = re.compile(r"^```(\w*)(?: ([\w./]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LONG = [pytest.param(page, marks=pytest.mark.full) for page in ("comparing", "ten_minutes", "writing_policies")]
-PAGES = ("sweeps", "policies", "clusters", "python", *LONG)
+LONGER = ("comparing", "ten_minutes", "wandb", "writing_policies")
+PAGES = ("sweeps", "policies", "clusters", "python", *(pytest.param(p, marks=pytest.mark.full) for p in LONGER))
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
     """An environment in which `schedlab` is this one."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, words in {"schedlab": "-m schedlab ", "python": ""}.items():
+    for name, words in {"schedlab": "-m schedlab ", "wandb": "-m wandb ", "python": ""}.items():
         (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
         (tools / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
