@@ -273,12 +273,14 @@ def bench(
     out: Annotated[Path, typer.Option(help="where leaderboard.md and leaderboard.json go")] = Path("leaderboard"),
     runs: Annotated[Path, typer.Option(help="the runs, which are made once")] = Path("outputs/bench"),
     n_jobs: Annotated[int, typer.Option(help="processes; -1: as many as there are processors")] = -1,
+    format: Annotated[str, typer.Option(help="terminal, json, markdown or csv")] = "terminal",
 ) -> None:
     """Every policy on fixed cells of traffic, load and SLO: one normalised table."""
     from schedlab.experiments.studies.leaderboard import bench as run_bench
     from schedlab.experiments.sweep.pool import processes_for
 
-    run_bench(policy, traffic, out, runs, processes_for(n_jobs, "--n-jobs"))
+    commands.check_form(format)
+    run_bench(policy, traffic, out, runs, processes_for(n_jobs, "--n-jobs"), format)
 
 
 @app.command()

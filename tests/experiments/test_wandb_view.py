@@ -73,11 +73,13 @@ def test_what_saving_lacks_is_said_in_a_line(schedlab, monkeypatch):
 SAVE = "from schedlab.experiments.run.wandb_view import saved; print(saved('someone', 'schedlab'))"
 
 
-def python(code: str, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, folder: Path, timeout: float = 60, **settings: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, because W&B keeps settings per process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     env = {**kept, "HOME": str(folder), **settings}
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout
+    )
 
 
 def with_views(server: Server, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def test_a_sweep_of_three_by_three_is_told_apart(tmp_path):
         "wandb.mode=offline", "hydra.sweep.dir=runs",
     )  # fmt: skip
     code = f"import sys; from schedlab.experiments.cli import main; sys.argv = ['schedlab', *{words!r}]; main()"
-    done = python(code, tmp_path)
+    done = python(code, tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     told = [read_back(run) for run in sorted(tmp_path.glob("runs/*/wandb/offline-run-*"))]
     assert len({run.name for run in told}) == len(told) == 9
