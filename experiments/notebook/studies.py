@@ -130,7 +130,7 @@ class CapacityFound(Shown):
         """A row a policy; rates in requests/s, bounds of their 95 % interval."""
         from schedlab.experiments.studies import capacity_result
 
-        return capacity_result.figures(self.study)
+        return [*capacity_result.figures(self.study)]
 
     def as_json(self) -> dict[str, Any]:
         """What capacity.json holds."""
