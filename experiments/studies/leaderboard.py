@@ -325,14 +325,14 @@ def as_json(found: Sequence[Entry], seeds: Sequence[int]) -> str:
     return "{\n" + ",\n".join([*parts, '"figures": [\n' + ",\n".join(rows) + "\n]"]) + "\n}\n"
 
 
-def as_csv(found: Sequence[Entry]) -> str:
+def as_csv(found: Sequence[Entry], seeds: Sequence[int]) -> str:
     """A row for each policy in each cell: its figures, and its goodput at each seed."""
     from schedlab.experiments.analysis.table import csv_of
 
     return csv_of([
         {
             "policy": entry.policy, "cell": entry.cell.name, "error": entry.error, **entry.figures,
-            **{f"goodput_{seed}": goodput for seed, goodput in enumerate(entry.goodputs)},
+            **{f"goodput_{seed}": goodput for seed, goodput in zip(seeds, entry.goodputs, strict=True)},
         }
         for entry in sorted(found, key=lambda entry: (entry.policy, entry.cell.name))
     ])  # fmt: skip
@@ -362,7 +362,7 @@ def bench(
         if unknown := [word for word in asked if word not in known]:
             raise ConfigError(f"bench: {name} {unknown[0]}: there are {', '.join(sorted(known))}")
     found = entries(list(policies or there), chosen, seeds, runs, processes)
-    texts = {"markdown": markdown(found, seeds), "json": as_json(found, seeds), "csv": as_csv(found)}
+    texts = {"markdown": markdown(found, seeds), "json": as_json(found, seeds), "csv": as_csv(found, seeds)}
     out.mkdir(parents=True, exist_ok=True)
     for kind, ending in {"markdown": "md", "json": "json", "csv": "csv"}.items():
         write_whole(out / f"{NAME}.{ending}", texts[kind])
