@@ -151,9 +151,12 @@ class HtmlReport:
     def judged(self) -> dict[str, Any] | None:
         """These, or what it would find; None where there is one variant alone."""
         found = self.verdicts()
-        if found is None and len(self.variants) > 1:
-            found = compare_runs([self.directory]).as_json()
-        return found
+        if found is not None or len(self.variants) < 2:
+            return found
+        try:
+            return compare_runs([self.directory]).as_json()
+        except ConfigError as error:  # what cannot be paired, as runs that stored no requests, can be shown
+            return {"answers": [], "gates": [], "notes": [str(error)]}
 
     def place(self, variant: str, condition: str) -> int | None:
         """Which of the drawn variants a question is about, from 1 on."""

@@ -59,7 +59,7 @@ def sentence(answer: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     elif verdict in ("small", "equal"):
         told = f"{ours} and {other} do not differ by what matters: {change} ({pairs} pairs)."
     else:
-        told = f"{ours} against {other} is not judged: {change}; {ONE_PAIR}."
+        told = f"{ours} against {other} is not judged: {change}; {answer['refused'] or ONE_PAIR}."
     return f"{answer['condition']}: {told}" if answer["condition"] else told
 
 

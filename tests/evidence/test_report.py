@@ -159,6 +159,15 @@ def test_without_verdicts_beside_it_a_sweep_is_judged_and_its_requests_are_one_c
     assert HtmlReport(sweep / "1").judged() is None
 
 
+def test_what_cannot_be_paired_is_shown_all_the_same(sweep, tmp_path):
+    for job in (0, 2):
+        shutil.copytree(sweep / str(job), tmp_path / str(job))
+        for stored in (tmp_path / str(job)).glob("workload.jsonl*"):
+            stored.unlink()
+    path, _ = write_report(tmp_path, tried=False)
+    assert "<p>Nothing is judged: " in path.read_text()
+
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
 
 

@@ -16,9 +16,11 @@ NONE = {"change": 0.1, "low": None, "high": None, "level": 0.95, "needed": None}
 
 
 def answer(verdict, condition="", **numbers):
+    refused = numbers.pop("refused", None)
     finding = {"metric": "ttft/p99", "primary": True, "scale": "ratio", "verdict": verdict, **SURE, **numbers}
     other = {**finding, "primary": False, "metric": "e2e/mean", "verdict": "worse"}
-    return {"condition": condition, "variant": "b", "baseline": "a", "pairs": 9, "findings": [other, finding]}
+    words = {"condition": condition, "variant": "b", "baseline": "a", "pairs": 9, "refused": refused}
+    return {**words, "findings": [other, finding]}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,7 @@ def answer(verdict, condition="", **numbers):
         (answer("small"), "b and a do not differ by what matters: TTFT p99 -25.0%"),
         (answer("equal", change=0.0), "b and a do not differ by what matters: TTFT p99 +0.0%"),
         (answer("not judged", **NONE), "b against a is not judged: TTFT p99 +10.0%; one pair judges nothing"),
+        (answer("not judged", refused="limits differ", **NONE), "TTFT p99 +10.0%; limits differ."),
         (answer("not judged", **{**NONE, "change": None}), "b against a is not judged: TTFT p99; one pair"),
     ],
 )
