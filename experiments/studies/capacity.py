@@ -273,11 +273,15 @@ def capacity_job(config: DictConfig) -> None:
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
     from schedlab.experiments.run.messages import short
+    from schedlab.experiments.studies.fleet_size import fleet_size_job
     from schedlab.experiments.studies.pool_size import pool_size_job
 
     keys = compose.resolve(config.capacity)
     check_arguments("capacity", keys, CapacityOptions)
     options = CapacityOptions(**keys)
+    if config.cluster or config.router:
+        fleet_size_job(config, options)
+        return
     if isinstance(workload := compose.build(config.workload, "workload"), OnlineOffline):
         pool_size_job(config, workload, options)
         return

@@ -58,7 +58,7 @@ def test_a_comparison_takes_a_fleet_as_one_run(schedlab, workspace):
     assert len(Comparison.read([workspace / "all/fleet/replicas"]).runs) == 2
 
 
-@pytest.mark.parametrize("command", ["capacity", "calibrate", "fidelity"])
+@pytest.mark.parametrize("command", ["calibrate", "fidelity"])
 def test_a_command_of_one_engine_refuses_a_fleet(command, schedlab):
     done = schedlab(command, "cluster=replicas", "router=least_requests", "engine=cpu", "model=tiny")
     assert done.code == 2
@@ -198,3 +198,25 @@ def test_a_mistake_about_pools_is_one_line(line):
     with pytest.raises(ConfigError, match=re.escape(line)) as caught:
         fleet_of(compose.resolve(compose.compose([*words, *POOL_MISTAKES[line]])))
     assert "\n" not in str(caught.value)
+
+
+SIZED = ("slo=chatbot", "capacity.policies=[chunked_prefill]", "capacity.replicates=1", *FLEET)
+
+
+def test_the_fewest_replicas_that_meet_an_slo(schedlab, workspace):
+    words = ("workload.arrivals.rate=120", "workload.num_requests=150", "hydra.run.dir=size")
+    done = schedlab("capacity", *SIZED, *words)
+    assert done.code == 0, done.err
+    (size,) = json.loads((workspace / "size/capacity.json").read_text())["sizes"]
+    assert size["replicas"] > 1 and size["attainment"] >= 0.9 > size["fewer"]
+    run = ("run", *FLEET, "slo=chatbot", "policy=chunked_prefill", "seed=1", *words[:2], "hydra.run.dir=run")
+    assert schedlab(*run, f"cluster.replicas={size['replicas']}").code == 0
+    summary = read_run(workspace / "run").summary
+    assert size["attainment"] == summary["slo/attainment"] and size["replica_seconds"] == summary["replica_seconds"]
+    assert f"| chunked_prefill | 1 | {size['replicas']} |" in (workspace / "size/capacity.md").read_text()
+
+
+@pytest.mark.parametrize("told", ["cluster=disaggregated", "cluster.replicas=[{count: 2}]"])
+def test_only_alike_replicas_are_counted(told, schedlab):
+    done = schedlab("capacity", *SIZED, told)
+    assert done.code == 2 and "capacity: expected cluster=replicas with a number of alike replicas" in done.err
