@@ -84,8 +84,8 @@ def by_transformers(model, load):
     return tokens
 
 
-def served(whole, policy, load, predictor=None):
-    source, tables, scheduler = whole.serve(policy, *requests_of(load), predictor=predictor)
+def served(whole, policy, load):
+    source, tables, scheduler = whole.serve(policy, *requests_of(load))
     rig.assert_empty(scheduler)
     return {name: tokens for name, _, tokens in source.ended}, tables
 
@@ -94,8 +94,7 @@ def served(whole, policy, load, predictor=None):
 def test_tokens_are_those_of_transformers(name, whole, load, by_transformers):
     """And so every policy's are those of vLLM's own scheduler, which is among them."""
     policy = OwnScheduler() if name == "vllm" else EVERY[name]()
-    predictor = rig.MaxPredictor() if name.startswith("sjf") or name == "hrrn" else None
-    tokens, tables = served(whole, policy, load, predictor)
+    tokens, tables = served(whole, policy, load)
     if name == "shedding":  # whom it turns away gets none
         rejected = tables.requests["status"].count("rejected")
         tokens = {asked: answer for asked, answer in tokens.items() if answer}
