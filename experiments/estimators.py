@@ -27,12 +27,14 @@ class ConfiguredEstimator:
         weight_dtype: str = "bf16",
         kv_cache_dtype: str = "auto",
         tensor_parallel: int = 1,
+        expert_parallel: int = 1,
         profile: str | Path | None = None,
     ) -> None:
         self._model = model
         self._hardware = hardware
         self._options: dict[str, Any] = {
             "weight_dtype": weight_dtype, "kv_cache_dtype": kv_cache_dtype, "tensor_parallel": tensor_parallel,
+            "expert_parallel": expert_parallel,
         }  # fmt: skip
         self._profile = profile
 

@@ -32,8 +32,9 @@ cdef class Engine:
     cdef bint _await_arrival(self) except -1
     cdef _take_aborts(self, now)
     cdef Py_ssize_t _audit_spacing(self) except -1
-    cdef _withdraw(self, EngineRequest request, now)
+    cdef _withdraw(self, EngineRequest request, now, reason=*)
     cpdef next_event_ns(self)
+    cdef bint _may_leave(self, tuple leaving) except -1
     cpdef wakes_ns(self)
     cdef _continue(self, now)
     cdef _ask(self, now)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from schedlab.framework import invariants
 from schedlab.framework.admission import Admission, refusal
+from schedlab.framework.attempts import leaves, leaving_times, why_it_leaves
 from schedlab.framework.batch import Batch
 from schedlab.framework.block_pool import AdjacentPool, BlockPool
 from schedlab.framework.chain import Chains
@@ -195,8 +196,9 @@ class Engine:
         self._demanded[request._client] = self._demanded.get(request._client, 0) + request.final_tokens
         self.standing_until = None
         self.ledger.arrive(request)
-        if request.abort_ns is not None:
-            heapq.heappush(self._aborts, (request.abort_ns, request.order, request))
+        if request.abort_ns is not None or request.tried is not None:
+            for due_ns in leaving_times(request):
+                heapq.heappush(self._aborts, (due_ns, request.order, request))
         if self._observe is not None:
             self._observe(Arrived(request))
 
@@ -242,26 +244,32 @@ class Engine:
 
     def _take_aborts(self, now: int) -> None:
         while self._aborts and self._aborts[0][0] <= now:
-            self._withdraw(heapq.heappop(self._aborts)[2], now)
+            due_ns, _, request = heapq.heappop(self._aborts)
+            if leaves(request, due_ns):
+                self._withdraw(request, now, why_it_leaves(request, due_ns))
         if self._abort_ids:
             due, self._abort_ids = self._abort_ids, []
             for request_id in due:
                 if request_id in self._requests:
                     self._withdraw(self._requests[request_id], now)
 
-    def _withdraw(self, request: EngineRequest, now: int) -> None:
+    def _withdraw(self, request: EngineRequest, now: int, reason: str | None = None) -> None:
         if self._requests.get(request._request_id) is not request:
             return
-        self._idle_until_ns = None
+        self._idle_until_ns, request.reason = None, reason
         self._leave(request, "aborted", now)
         if self._observe is not None:
             self._observe(Aborted(request))
 
     def next_event_ns(self) -> float:
         """Time of the next arrival or abort; infinite if none is known."""
-        while self._aborts and self._aborts[0][2]._request_id not in self._requests:
+        while self._aborts and not self._may_leave(self._aborts[0]):
             heapq.heappop(self._aborts)
         return min(self._arrival_ns, self._aborts[0][0]) if self._aborts else self._arrival_ns
+
+    def _may_leave(self, leaving: tuple[int, int, EngineRequest]) -> bool:
+        due_ns, _, request = leaving
+        return request._request_id in self._requests and leaves(request, due_ns)
 
     def wakes_ns(self) -> float:
         """When the next step begins if nothing new is put into the source: now, when idling ends, or never."""

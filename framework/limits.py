@@ -81,6 +81,10 @@ class EngineConfig:
         return self.num_blocks * self.block_size
 
 
+EMPTY, NEEDS = "empty: ", "needs "
+"""How the reasons of `never_fits` begin."""
+
+
 def never_fits(request: EngineRequest, config: EngineConfig) -> str | None:
     """Why `request` is rejected at submission, or None.
 
@@ -88,14 +92,19 @@ def never_fits(request: EngineRequest, config: EngineConfig) -> str | None:
     """
     prompt, recorded = request._num_prompt_tokens, request.recorded_output_tokens
     if prompt < 1 or (request._max_tokens if recorded is None else recorded) == 0:
-        return f"empty: {prompt} prompt tokens, {request._max_tokens if recorded is None else recorded} output tokens"
+        return f"{EMPTY}{prompt} prompt tokens, {request._max_tokens if recorded is None else recorded} output tokens"
     length = prompt + (1 if recorded is None else recorded)
     cached = length if recorded is None else length - 1
     if cached > config.pool_tokens:
-        return f"needs {cached} tokens of KV cache, the pool holds {config.pool_tokens}"
+        return f"{NEEDS}{cached} tokens of KV cache, the pool holds {config.pool_tokens}"
     if length > config.max_model_len:
-        return f"needs {length} tokens, max_model_len is {config.max_model_len}"
+        return f"{NEEDS}{length} tokens, max_model_len is {config.max_model_len}"
     return None
+
+
+def is_too_large(request: EngineRequest) -> bool:
+    """Whether `request` was rejected by `never_fits`."""
+    return request.reason is not None and request.reason.startswith((EMPTY, NEEDS))
 
 
 def set_limits(request: EngineRequest, config: EngineConfig) -> None:

@@ -59,7 +59,7 @@ class NoisyPredictor:
         recorded = request.recorded_output_tokens
         if recorded is None:
             return None
-        z = random.Random(f"{self._seed}/{request.request_id}").gauss(0.0, 1.0)
+        z = random.Random(f"{self._seed}/{request.logical_id}").gauss(0.0, 1.0)
         return max(round(recorded * math.exp(self._sigma * z)), 1)
 
     def observe(self, request: EngineRequest) -> None:

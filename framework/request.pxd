@@ -12,7 +12,7 @@ cdef class Request:
 
 cdef class EngineRequest(Request):
     cdef public object content, recorded_output_tokens, abort_ns, sampling, source_row, chain, watched
-    cdef public object first_scheduled_ns, finished_ns, cached_tokens, reason
+    cdef public object first_scheduled_ns, finished_ns, cached_tokens, reason, tried
     cdef public long long visible_ns, delivery_ns, emitted_ns
     cdef public Py_ssize_t final_tokens, order, admission, slot, step, promised_groups, num_published
     cdef public Py_ssize_t resumed_tokens, recomputed_tokens, lost_tokens, swaps

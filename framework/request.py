@@ -86,6 +86,19 @@ class SLO:
         return (self.ttft_s, self.tpot_s, self.e2e_s) != (None, None, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Attempt `number`, from 0, at what its client first asked for at `first_arrival_ns`.
+
+    The client leaves if it has no token by `first_token_by_ns`, or not all of them by `end_by_ns`; None: it waits.
+    """
+
+    number: int
+    first_arrival_ns: int
+    first_token_by_ns: int | None = None
+    end_by_ns: int | None = None
+
+
 class DecodeClock:
     """A shared counter of decode steps: each member's token counts grow by one per tick without being touched."""
 
@@ -203,6 +216,11 @@ class Request:
         return self._num_preemptions
 
     @property
+    def attempt(self) -> int:
+        """How often its client has asked for the same in vain: 0 where this is the first time."""
+        return 0
+
+    @property
     def program(self) -> str | None:
         """The requests that wait for one another, directly or not, to which it belongs; else its session, or None."""
         return self._session if self._program is None else self._program
@@ -258,7 +276,7 @@ class EngineRequest(Request):
         "final_tokens", "finished_ns", "first_scheduled_ns", "host_blocks", "lost_tokens", "num_published", "order",
         "output_token_ids", "promised_groups", "reason", "recomputed_tokens",
         "recorded_output_tokens", "resumed_tokens",
-        "sampling", "slot", "source_row", "step", "swaps", "visible_ns", "watched",
+        "sampling", "slot", "source_row", "step", "swaps", "tried", "visible_ns", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -312,6 +330,17 @@ class EngineRequest(Request):
         self.lost_tokens = 0  # computed before the last preemption by recompute
         self.swaps = 0
         self.reason: str | None = None
+        self.tried: Attempt | None = None  # of a client that leaves, or tries again
+
+    @property
+    def attempt(self) -> int:
+        """As for `Request`."""
+        return 0 if self.tried is None else self.tried.number
+
+    @property
+    def logical_id(self) -> str:
+        """What all attempts at the same are called: the name of the first, to which each further one adds `~n`."""
+        return self._request_id.removesuffix(f"~{self.attempt}") if self.attempt else self._request_id
 
     @property
     def arrival_ns(self) -> int:

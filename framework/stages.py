@@ -63,7 +63,7 @@ class ClientView:
         """`source` with these stages; what a request brings of its own (a trace's, a measured one) is kept."""
 
         def name(stage: str, request: EngineRequest) -> bytes:
-            return digest(b"stage", b"%d" % seed, stage.encode(), request.request_id.encode())
+            return digest(b"stage", b"%d" % seed, stage.encode(), request.logical_id.encode())
 
         return Staged(
             source,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from schedlab.kernels import configs
-from schedlab.kernels.reference import FLOAT8, Scale
+from schedlab.kernels.attention import PagedKeys, Scale
+from schedlab.kernels.reference import FLOAT8
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 INTEGERS = (torch.int32, torch.int64)
@@ -98,30 +99,22 @@ def caches(op: str, q_THD: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
         fail(op, "the head size", f"at most {MAX_HEAD_DIM}", head_dim)
 
 
-def attention(
-    op: str,
-    q_THD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> None:
+def attention(op: str, q_THD: Tensor, paged: PagedKeys) -> None:
+    """All but the scales of a quantised cache, see `scale_tensor`."""
     floats(op, "q", q_THD, 3)
-    caches(op, q_THD, k_cache, v_cache)
-    if block_tables_NB.ndim != 2:
-        fail(op, "block_tables", "of shape [sequences, blocks]", list(block_tables_NB.shape))
-    integers(op, "block_tables", block_tables_NB, q_THD.device, *block_tables_NB.shape)
-    integers(op, "context_lens", context_lens_N, q_THD.device, len(block_tables_NB))
-    tables(op, block_tables_NB, context_lens_N, k_cache)
-    if not scale > 0:
-        fail(op, "scale", "above 0", scale)
-    if window is not None and window < 1:
-        fail(op, "window", "at least 1, the query's own key", window)
-    if softcap is not None and not softcap > 0:
-        fail(op, "softcap", "above 0", softcap)
+    caches(op, q_THD, paged.k_cache, paged.v_cache)
+    tables_NB = paged.block_tables_NB
+    if tables_NB.ndim != 2:
+        fail(op, "block_tables", "of shape [sequences, blocks]", list(tables_NB.shape))
+    integers(op, "block_tables", tables_NB, q_THD.device, *tables_NB.shape)
+    integers(op, "context_lens", paged.context_lens_N, q_THD.device, len(tables_NB))
+    tables(op, paged)
+    if not paged.scale > 0:
+        fail(op, "scale", "above 0", paged.scale)
+    if paged.window is not None and paged.window < 1:
+        fail(op, "window", "at least 1, the query's own key", paged.window)
+    if paged.softcap is not None and not paged.softcap > 0:
+        fail(op, "softcap", "above 0", paged.softcap)
 
 
 def rotation(op: str, cos_TR: Tensor, sin_TR: Tensor, q_THD: Tensor) -> None:
@@ -148,16 +141,16 @@ def slots(op: str, slots_T: Tensor, k_cache: Tensor) -> None:
         fail(op, "slots", "unique but for -1", used.tolist())
 
 
-def tables(op: str, block_tables_NB: Tensor, context_lens_N: Tensor, k_cache: Tensor) -> None:
+def tables(op: str, paged: PagedKeys) -> None:
     """Where tables lie in host memory: lengths fit the tables, and the entries in use name blocks of the cache."""
-    if block_tables_NB.device.type != "cpu":
+    if paged.block_tables_NB.device.type != "cpu":
         return
-    num_blocks, block_size = k_cache.shape[:2]
-    width = block_tables_NB.shape[1]
-    for n, length in enumerate(context_lens_N.tolist()):
+    num_blocks, block_size = paged.k_cache.shape[:2]
+    width = paged.block_tables_NB.shape[1]
+    for n, length in enumerate(paged.context_lens_N.tolist()):
         if not 0 <= length <= width * block_size:
             fail(op, f"context_lens[{n}]", f"in 0 .. {width * block_size}, what {width} blocks hold", length)
-        used = block_tables_NB[n, : -(-length // block_size)]
+        used = paged.block_tables_NB[n, : -(-length // block_size)]
         if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < num_blocks:
             fail(op, f"block_tables[{n}]", f"in 0 .. {num_blocks - 1}", used.tolist())
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from schedlab.kernels import _checks as checks
 from schedlab.kernels import configs
 from schedlab.kernels._tile import LN_2, attend, finish, scale_or_one
+from schedlab.kernels.attention import PagedKeys
 from schedlab.kernels.configs import DecodeTile
-from schedlab.kernels.reference import Scale
 
 PROGRAMS = 8192
 """Programs to aim for: some waves on a large GPU even when one sequence is far longer than the others."""
@@ -152,16 +152,8 @@ def _scratch(op: str, workspace: Tensor | None, q_NHD: Tensor, max_splits: int) 
 
 def decode_attention(
     q_NHD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
+    paged: PagedKeys,
     *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     return_lse: bool = False,
@@ -174,15 +166,15 @@ def decode_attention(
     depends on shapes only. A row of context length 0 becomes 0. Raises ValueError.
     """
     op = "decode_attention"
-    checks.attention(op, q_NHD, k_cache, v_cache, block_tables_NB, context_lens_N, scale, window, softcap)
+    checks.attention(op, q_NHD, paged)
     num_sequences, num_heads, head_dim = q_NHD.shape
-    checks.shaped(op, "context_lens", context_lens_N, num_sequences)
+    checks.shaped(op, "context_lens", paged.context_lens_N, num_sequences)
     out = checks.output(op, out, q_NHD, *q_NHD.shape)
-    k_scale = checks.scale_tensor(op, "k_scale", k_scale, q_NHD.device)
-    v_scale = checks.scale_tensor(op, "v_scale", v_scale, q_NHD.device)
-    num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+    k_scale = checks.scale_tensor(op, "k_scale", paged.k_scale, q_NHD.device)
+    v_scale = checks.scale_tensor(op, "v_scale", paged.v_scale, q_NHD.device)
+    k_cache, tables_NB, num_kv_heads = paged.k_cache, paged.block_tables_NB, paged.num_kv_heads
     tile = tile or configs.decode_tile(head_dim, q_NHD.dtype)
-    max_splits = triton.cdiv(block_tables_NB.shape[1] * block_size, tile.split)
+    max_splits = triton.cdiv(tables_NB.shape[1] * paged.block_size, tile.split)
     partial, split_lse = _scratch(op, workspace, q_NHD, max_splits)
     lse = q_NHD.new_empty((num_sequences, num_heads), dtype=torch.float32) if return_lse else None
     if not num_sequences:
@@ -190,16 +182,16 @@ def decode_attention(
     group, block_d = num_heads // num_kv_heads, configs.padded(head_dim, 16)
     programs = max(1, min(max_splits, triton.cdiv(PROGRAMS, num_sequences * num_kv_heads)))
     _split_kernel[num_kv_heads, num_sequences, programs](
-        q_NHD, k_cache, v_cache, partial, split_lse, block_tables_NB, context_lens_N,
-        k_scale, scale, window, softcap, max_splits,
-        q_NHD.stride(0), q_NHD.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-        block_tables_NB.stride(0),
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        q_NHD, k_cache, paged.v_cache, partial, split_lse, tables_NB, paged.context_lens_N,
+        k_scale, paged.scale, paged.window, paged.softcap, max_splits,
+        q_NHD.stride(0), q_NHD.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tables_NB.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=paged.block_size,
         SPLIT=tile.split, BLOCK_M=configs.decode_rows(group), BLOCK_N=tile.block_n, BLOCK_D=block_d,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     _combine_kernel[num_heads, num_sequences](
-        partial, split_lse, out, lse, context_lens_N, v_scale, window, max_splits, out.stride(0), out.stride(1),
+        partial, split_lse, out, lse, paged.context_lens_N, v_scale, paged.window, max_splits,
+        out.stride(0), out.stride(1),
         SPLIT=tile.split, CHUNK=COMBINED, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, BLOCK_D=block_d, num_warps=4,
     )  # fmt: skip
     return out if lse is None else (out, lse)

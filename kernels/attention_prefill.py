@@ -15,8 +15,8 @@ from torch import Tensor
 from schedlab.kernels import _checks as checks
 from schedlab.kernels import configs
 from schedlab.kernels._tile import LN_2, attend, finish, scale_or_one
+from schedlab.kernels.attention import PagedKeys
 from schedlab.kernels.configs import PrefillTile
-from schedlab.kernels.reference import Scale
 
 
 @triton.jit
@@ -105,17 +105,9 @@ def _prefill_kernel(
 
 def prefill_attention(
     q_THD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
     query_starts_N1: Tensor,
+    paged: PagedKeys,
     *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
     out: Tensor | None = None,
     return_lse: bool = False,
     tile: PrefillTile | None = None,
@@ -129,27 +121,27 @@ def prefill_attention(
     Unlike there, a value that is not finite also spoils those rows of its tile that do not see it.
     """
     op = "prefill_attention"
-    checks.attention(op, q_THD, k_cache, v_cache, block_tables_NB, context_lens_N, scale, window, softcap)
-    num_sequences = len(context_lens_N)
+    checks.attention(op, q_THD, paged)
+    k_cache, tables_NB, num_sequences = paged.k_cache, paged.block_tables_NB, len(paged.context_lens_N)
     checks.integers(op, "query_starts", query_starts_N1, q_THD.device, num_sequences + 1)
     checks.query_starts(op, query_starts_N1, len(q_THD))
     out = checks.output(op, out, q_THD, *q_THD.shape)
     num_tokens, num_heads, head_dim = q_THD.shape
-    num_kv_heads = k_cache.shape[2]
     lse = q_THD.new_empty((num_tokens, num_heads), dtype=torch.float32) if return_lse else None
     tile = tile or configs.prefill_tile(head_dim, q_THD.dtype)
-    group = num_heads // num_kv_heads
+    group = num_heads // paged.num_kv_heads
     if group > tile.block_m:
         checks.fail(op, "the group of query heads that share a KV head", f"at most {tile.block_m}", group)
     if num_tokens and num_sequences:
-        grid = (num_tokens // (tile.block_m // group) + num_sequences, num_kv_heads)
+        grid = (num_tokens // (tile.block_m // group) + num_sequences, paged.num_kv_heads)
         _prefill_kernel[grid](
-            q_THD, k_cache, v_cache, out, lse, block_tables_NB, context_lens_N, query_starts_N1,
-            checks.scale_tensor(op, "k_scale", k_scale, q_THD.device),
-            checks.scale_tensor(op, "v_scale", v_scale, q_THD.device),
-            num_sequences, scale, window, softcap, q_THD.stride(0), q_THD.stride(1), out.stride(0), out.stride(1),
-            k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables_NB.stride(0),
-            GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1],
+            q_THD, k_cache, paged.v_cache, out, lse, tables_NB, paged.context_lens_N, query_starts_N1,
+            checks.scale_tensor(op, "k_scale", paged.k_scale, q_THD.device),
+            checks.scale_tensor(op, "v_scale", paged.v_scale, q_THD.device),
+            num_sequences, paged.scale, paged.window, paged.softcap,
+            q_THD.stride(0), q_THD.stride(1), out.stride(0), out.stride(1),
+            k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), tables_NB.stride(0),
+            GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=paged.block_size,
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=configs.padded(head_dim, 16),
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from schedlab.kernels import _checks as checks
 from schedlab.kernels._tile import scale_or_one
+from schedlab.kernels.attention import Scale
 from schedlab.kernels.configs import padded
-from schedlab.kernels.reference import FLOAT8_MAX, Scale
+from schedlab.kernels.reference import FLOAT8_MAX
 
 LARGEST = tl.constexpr(FLOAT8_MAX)
 

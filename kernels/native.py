@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from schedlab.kernels import torch_backend
+from schedlab.kernels.attention import PagedKeys, Scale
 from schedlab.kernels.native_library import load
-from schedlab.kernels.paged import Scale
 from schedlab.kernels.quantised import Quantised
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -139,77 +139,34 @@ def rope_kv_write(
 
 
 def prefill_attention(
-    q_THD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    query_starts_N1: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    return_lse: bool = False,
+    q_THD: Tensor, query_starts_N1: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `torch_backend.prefill_attention`."""
-    integers = (block_tables_NB, context_lens_N, query_starts_N1)
-    if _special(softcap, k_scale, v_scale, return_lse) or not _attends(q_THD, k_cache, v_cache, out, *integers):
-        return torch_backend.prefill_attention(
-            q_THD, k_cache, v_cache, *integers, scale=scale, window=window, softcap=softcap, k_scale=k_scale,
-            v_scale=v_scale, out=out, return_lse=return_lse,
-        )  # fmt: skip
-    result = _attend(q_THD, k_cache, v_cache, *integers, scale, window, out)
+    if return_lse or not _attends(q_THD, query_starts_N1, paged, out):
+        return torch_backend.prefill_attention(q_THD, query_starts_N1, paged, out=out, return_lse=return_lse)
+    result = _attend(q_THD, query_starts_N1, paged, out)
     if not bool(result.isfinite().all()):  # a key that a row does not see has weight 0 here, and 0 * NaN is NaN
-        torch_backend.prefill_attention(q_THD, k_cache, v_cache, *integers, scale=scale, window=window, out=result)
+        torch_backend.prefill_attention(q_THD, query_starts_N1, paged, out=result)
     return result
 
 
 def decode_attention(
-    q_NHD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    workspace: Tensor | None = None,
-    return_lse: bool = False,
+    q_NHD: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `torch_backend.decode_attention`."""
-    integers = (block_tables_NB, context_lens_N)
-    if _special(softcap, k_scale, v_scale, return_lse) or not _attends(q_NHD, k_cache, v_cache, out, *integers):
-        return torch_backend.decode_attention(
-            q_NHD, k_cache, v_cache, *integers, scale=scale, window=window, softcap=softcap, k_scale=k_scale,
-            v_scale=v_scale, out=out, return_lse=return_lse,
-        )  # fmt: skip
-    return _attend(q_NHD, k_cache, v_cache, *integers, None, scale, window, out)
+    if return_lse or not _attends(q_NHD, None, paged, out):
+        return torch_backend.decode_attention(q_NHD, paged, out=out, return_lse=return_lse)
+    return _attend(q_NHD, None, paged, out)
 
 
-def _attend(
-    q_THD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    query_starts_N1: Tensor | None,
-    scale: float,
-    window: int | None,
-    out: Tensor | None,
-) -> Tensor:
+def _attend(q_THD: Tensor, query_starts_N1: Tensor | None, paged: PagedKeys, out: Tensor | None) -> Tensor:
     result = torch.empty_like(q_THD) if out is None else out
+    k_cache, tables_NB, contexts_N = paged.k_cache, paged.block_tables_NB, paged.context_lens_N
     block_size, kv_heads, dim = k_cache.shape[1:]
     load().schedlab_attention(
-        q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), k_cache.dtype == torch.bfloat16,
-        block_tables_NB.data_ptr(), block_tables_NB.stride(0), context_lens_N.data_ptr(), _pointer(query_starts_N1),
-        result.data_ptr(), len(context_lens_N), q_THD.shape[1], kv_heads, dim, block_size, window or 0, scale,
+        q_THD.data_ptr(), k_cache.data_ptr(), paged.v_cache.data_ptr(), k_cache.dtype == torch.bfloat16,
+        tables_NB.data_ptr(), tables_NB.stride(0), contexts_N.data_ptr(), _pointer(query_starts_N1),
+        result.data_ptr(), len(contexts_N), q_THD.shape[1], kv_heads, dim, block_size, paged.window or 0, paged.scale,
         torch.get_num_threads(),
     )  # fmt: skip
     return result
@@ -243,14 +200,13 @@ def _heads_lie_together(x_THD: Tensor) -> bool:
     return x_THD.dtype == torch.float32 and x_THD.stride()[1:] == (x_THD.shape[2], 1)
 
 
-def _special(softcap: float | None, k_scale: Scale, v_scale: Scale, return_lse: bool) -> bool:
-    """What only torch computes is asked for."""
-    return return_lse or softcap is not None or k_scale is not None or v_scale is not None
-
-
-def _attends(q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None, *integers: Tensor) -> bool:
+def _attends(q_THD: Tensor, query_starts_N1: Tensor | None, paged: PagedKeys, out: Tensor | None) -> bool:
+    """The compiled code has a form for this."""
+    if paged.softcap is not None or paged.k_scale is not None or paged.v_scale is not None:
+        return False
+    integers = (x for x in (paged.block_tables_NB, paged.context_lens_N, query_starts_N1) if x is not None)
     whole = all(x.dtype == torch.int64 and (x.numel() < 2 or x.stride(-1) == 1) for x in integers)
-    return whole and _caches(k_cache, v_cache) and _plain(q_THD, out)
+    return whole and _caches(paged.k_cache, paged.v_cache) and _plain(q_THD, out)
 
 
 def _caches(k_cache: Tensor, v_cache: Tensor) -> bool:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Scale: TypeAlias = float | Tensor | None
-"""What a cache's values are multiplied with when read: a number, or a tensor of one element."""
+from schedlab.kernels.attention import Scale
 
 GATHERED_KEYS = 2048
 """Keys gathered at once for several sequences."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-Scale = float | Tensor | None
+from schedlab.kernels.attention import PagedKeys, Scale
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = 448.0
@@ -71,60 +71,29 @@ def rope_kv_write(
 
 
 def prefill_attention(
-    q_THD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    query_starts_N1: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    return_lse: bool = False,
+    q_THD: Tensor, query_starts_N1: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of sequence n's queries q[query_starts[n] : query_starts[n + 1]] over its cache, lower-right causal.
 
     The queries are the last tokens of the sequence: with L of them, query i stands at position context_lens[n] - L + i
-    and sees keys 0 .. its own position, or the last `window` of those, itself included. Scores are scale * q·k, then
-    softcap * tanh(score / softcap). A query that sees no key gives 0. query_starts[N] is T.
+    and sees keys 0 .. its own position, within the window. A query that sees no key gives 0. query_starts[N] is T.
     Returns [T, H, D]; with `return_lse` also the natural log of the sum of exponentials, [T, H], -inf without keys.
     """
     out_THD = q_THD.new_zeros(q_THD.shape, dtype=torch.float64)
     lse_TH = q_THD.new_zeros(q_THD.shape[:2], dtype=torch.float64)
     starts = query_starts_N1.tolist()
-    sequences = _sequences(k_cache, v_cache, block_tables_NB, context_lens_N, k_scale, v_scale)
-    for n, (k_CKD, v_CKD) in enumerate(sequences):
+    for n, (k_CKD, v_CKD) in enumerate(_sequences(paged)):
         rows = slice(starts[n], starts[n + 1])
-        out_THD[rows], lse_TH[rows] = _attend(q_THD[rows].double(), k_CKD, v_CKD, scale, window, softcap)
+        out_THD[rows], lse_TH[rows] = _attend(q_THD[rows].double(), k_CKD, v_CKD, paged)
     result = _into(out, out_THD.to(q_THD.dtype))
     return (result, _rounded_lse(lse_TH, q_THD.dtype)) if return_lse else result
 
 
 def decode_attention(
-    q_NHD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    workspace: Tensor | None = None,
-    return_lse: bool = False,
+    q_NHD: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`prefill_attention` with one query a sequence; a context length of 0 (padding) gives a row of 0."""
-    return prefill_attention(
-        q_NHD, k_cache, v_cache, block_tables_NB, context_lens_N, torch.arange(len(q_NHD) + 1),
-        scale=scale, window=window, softcap=softcap, k_scale=k_scale, v_scale=v_scale, out=out, return_lse=return_lse,
-    )  # fmt: skip
+    return prefill_attention(q_NHD, torch.arange(len(q_NHD) + 1), paged, out=out, return_lse=return_lse)
 
 
 def sample(
@@ -202,33 +171,28 @@ def _rounded_lse(lse_TH: Tensor, dtype: torch.dtype) -> Tensor:
     return lse_TH if dtype == torch.float64 else lse_TH.float()
 
 
-def _sequences(
-    k_cache: Tensor, v_cache: Tensor, tables_NB: Tensor, context_lens_N: Tensor, k_scale: Scale, v_scale: Scale
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _sequences(paged: PagedKeys) -> Iterator[tuple[Tensor, Tensor]]:
     """Each sequence's keys and values in order, float64 [context, K, D]; entries beyond its length are not read."""
-    block_size = k_cache.shape[1]
-    for table, length in zip(tables_NB, context_lens_N.tolist(), strict=True):
-        blocks = table[: math.ceil(length / block_size)].long()
+    for table, length in zip(paged.block_tables_NB, paged.context_lens_N.tolist(), strict=True):
+        blocks = table[: math.ceil(length / paged.block_size)].long()
         yield (
-            k_cache[blocks].flatten(0, 1)[:length].double() * _scale(k_scale),
-            v_cache[blocks].flatten(0, 1)[:length].double() * _scale(v_scale),
+            paged.k_cache[blocks].flatten(0, 1)[:length].double() * _scale(paged.k_scale),
+            paged.v_cache[blocks].flatten(0, 1)[:length].double() * _scale(paged.v_scale),
         )
 
 
-def _attend(
-    q_LHD: Tensor, k_CKD: Tensor, v_CKD: Tensor, scale: float, window: int | None, softcap: float | None
-) -> tuple[Tensor, Tensor]:
+def _attend(q_LHD: Tensor, k_CKD: Tensor, v_CKD: Tensor, paged: PagedKeys) -> tuple[Tensor, Tensor]:
     """One sequence, float64: (out [L, H, D], lse [L, H])."""
     length, heads, _ = q_LHD.shape
     context, kv_heads, _ = k_CKD.shape
     k_CHD = k_CKD.repeat_interleave(heads // kv_heads, dim=1)
     v_CHD = v_CKD.repeat_interleave(heads // kv_heads, dim=1)
-    scores_HLC = torch.einsum("lhd,chd->hlc", q_LHD, k_CHD) * scale
-    if softcap is not None:
-        scores_HLC = softcap * torch.tanh(scores_HLC / softcap)
+    scores_HLC = torch.einsum("lhd,chd->hlc", q_LHD, k_CHD) * paged.scale
+    if paged.softcap is not None:
+        scores_HLC = paged.softcap * torch.tanh(scores_HLC / paged.softcap)
     keys_C = torch.arange(context, device=q_LHD.device)
     ages_LC = (context - length + torch.arange(length, device=q_LHD.device))[:, None] - keys_C
-    visible = (ages_LC >= 0) if window is None else (ages_LC >= 0) & (ages_LC < window)
+    visible = (ages_LC >= 0) if paged.window is None else (ages_LC >= 0) & (ages_LC < paged.window)
     scores_HLC = scores_HLC.masked_fill(~visible, -math.inf)
     weights_HLC = torch.where(visible, scores_HLC.softmax(-1), 0.0)
     return _weighted(weights_HLC, v_CHD, visible), scores_HLC.logsumexp(-1).T

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from schedlab.kernels.paged import Gathered, PagedSequence, Scale, groups, padded, sequences
+from schedlab.kernels.attention import PagedKeys, Scale
+from schedlab.kernels.paged import Gathered, PagedSequence, groups, padded, sequences
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -86,71 +87,43 @@ def rotate(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 
 
 def prefill_attention(
-    q_THD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    query_starts_N1: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    return_lse: bool = False,
+    q_THD: Tensor, query_starts_N1: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention of each sequence's last queries over its cached keys, its own included.
 
-    Query i of sequence n stands at position context - queries + i and sees the keys up to it, the last `window` of them
-    if given. `softcap` bounds scores to cap * tanh(score / cap). Returns [T, Hq, D], with `return_lse` also the natural
-    log-sum-exp of the scores, [T, Hq]. A row without keys is 0, its lse -inf.
+    Query i of sequence n stands at position context - queries + i and sees the keys up to it, within the window.
+    Returns [T, Hq, D], with `return_lse` also the natural log-sum-exp of the scores, [T, Hq]. A row without keys is 0,
+    its lse -inf.
     """
     result = torch.empty_like(q_THD) if out is None else out
     lse = q_THD.new_empty(q_THD.shape[:2], dtype=_wide(q_THD.dtype)) if return_lse else None
-    for group in groups(sequences(query_starts_N1.tolist(), context_lens_N.tolist(), window)):
-        keys = Gathered(group, block_tables_NB, k_cache.shape[1])
-        pairs = zip(keys.of(k_cache, q_THD.dtype, k_scale), keys.of(v_cache, q_THD.dtype, v_scale), strict=True)
-        for sequence, (k_HCD, v_HCD) in zip(group, pairs, strict=True):
+    for group in groups(sequences(query_starts_N1.tolist(), paged.context_lens_N.tolist(), paged.window)):
+        gathered = Gathered(group, paged.block_tables_NB, paged.block_size)
+        keys = gathered.of(paged.k_cache, q_THD.dtype, paged.k_scale)
+        values = gathered.of(paged.v_cache, q_THD.dtype, paged.v_scale)
+        for sequence, k_HCD, v_HCD in zip(group, keys, values, strict=True):
             rows = slice(sequence.start, sequence.stop)
             rows_lse = None if lse is None else lse[rows]
-            _attend_sequence(q_THD[rows], k_HCD, v_HCD, sequence, scale, window, softcap, result[rows], rows_lse)
+            _attend_sequence(q_THD[rows], k_HCD, v_HCD, sequence, paged, result[rows], rows_lse)
     return result if lse is None else (result, lse)
 
 
 def decode_attention(
-    q_NHD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    workspace: Tensor | None = None,
-    return_lse: bool = False,
+    q_NHD: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`prefill_attention` with one query a sequence; `workspace` is for other backends."""
-    if softcap is not None or return_lse:
-        starts = torch.arange(len(q_NHD) + 1)
-        return prefill_attention(
-            q_NHD, k_cache, v_cache, block_tables_NB, context_lens_N, starts, scale=scale, window=window,
-            softcap=softcap, k_scale=k_scale, v_scale=v_scale, out=out, return_lse=return_lse,
-        )  # fmt: skip
+    """`prefill_attention` with one query a sequence."""
+    if paged.softcap is not None or return_lse:
+        return prefill_attention(q_NHD, torch.arange(len(q_NHD) + 1), paged, out=out, return_lse=return_lse)
     result = torch.empty_like(q_NHD) if out is None else out
-    q_NKGD = q_NHD.reshape(len(q_NHD), k_cache.shape[2], -1, q_NHD.shape[-1])
-    for group in padded(block_tables_NB, context_lens_N, window, k_cache.shape[1], q_NHD.dtype):
+    q_NKGD = q_NHD.reshape(len(q_NHD), paged.num_kv_heads, -1, q_NHD.shape[-1])
+    for group in padded(paged.block_tables_NB, paged.context_lens_N, paged.window, paged.block_size, q_NHD.dtype):
         if not group.high:
             result[group.rows_G] = 0
             continue
-        keys, values = group.of(k_cache, q_NHD.dtype, k_scale), group.of(v_cache, q_NHD.dtype, v_scale)
+        keys = group.of(paged.k_cache, q_NHD.dtype, paged.k_scale)
+        values = group.of(paged.v_cache, q_NHD.dtype, paged.v_scale)
         attended_GKGD = F.scaled_dot_product_attention(
-            q_NKGD[group.rows_G], keys, values, attn_mask=group.mask_G11C, scale=scale
+            q_NKGD[group.rows_G], keys, values, attn_mask=group.mask_G11C, scale=paged.scale
         )
         result[group.rows_G] = attended_GKGD.flatten(1, 2)
     return result
@@ -219,9 +192,7 @@ def _attend_sequence(
     keys_HCD: Tensor,
     values_HCD: Tensor,
     sequence: PagedSequence,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    paged: PagedKeys,
     out_LHD: Tensor,
     lse_LH: Tensor | None,
 ) -> None:
@@ -232,7 +203,7 @@ def _attend_sequence(
         lse_LH[:keyless] = -math.inf
     for start in range(keyless, len(q_LHD), QUERY_TILE):
         rows = range(start, min(start + QUERY_TILE, len(q_LHD)))
-        _attend_rows(rows, q_LHD, keys_HCD, values_HCD, sequence, scale, window, softcap, out_LHD, lse_LH)
+        _attend_rows(rows, q_LHD, keys_HCD, values_HCD, sequence, paged, out_LHD, lse_LH)
 
 
 def _attend_rows(
@@ -241,9 +212,7 @@ def _attend_rows(
     keys_HCD: Tensor,
     values_HCD: Tensor,
     sequence: PagedSequence,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    paged: PagedKeys,
     out_LHD: Tensor,
     lse_LH: Tensor | None,
 ) -> None:
@@ -252,17 +221,16 @@ def _attend_rows(
     A hidden key has weight 0, and 0 * NaN is NaN. A single row is given no key that it does not see.
     """
     first_position = sequence.first_row + rows.start
-    low = 0 if window is None else max(0, first_position - window + 1 - sequence.first_key)
+    low = 0 if paged.window is None else max(0, first_position - paged.window + 1 - sequence.first_key)
     high = sequence.first_row + rows.stop - sequence.first_key
     keys, values, at = keys_HCD[:, low:high], values_HCD[:, low:high], slice(rows.start, rows.stop)
-    if lse_LH is None and softcap is None:
-        out_LHD[at] = _sdpa(q_LHD[at], keys, values, scale, window)
+    if lse_LH is None and paged.softcap is None:
+        out_LHD[at] = _sdpa(q_LHD[at], keys, values, paged.scale, paged.window)
     else:
-        lse = None if lse_LH is None else lse_LH[at]
-        out_LHD[at] = _explicit(q_LHD[at], keys, values, scale, window, softcap, lse)
+        out_LHD[at] = _explicit(q_LHD[at], keys, values, paged, None if lse_LH is None else lse_LH[at])
     if len(rows) > 1 and not bool(out_LHD[at].isfinite().all()):
         for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-            _attend_rows(half, q_LHD, keys_HCD, values_HCD, sequence, scale, window, softcap, out_LHD, lse_LH)
+            _attend_rows(half, q_LHD, keys_HCD, values_HCD, sequence, paged, out_LHD, lse_LH)
 
 
 def _visible(rows: int, keys: int, window: int | None) -> Tensor | None:
@@ -290,22 +258,16 @@ def _sdpa(q_LHD: Tensor, keys_HCD: Tensor, values_HCD: Tensor, scale: float, win
 
 
 def _explicit(
-    q_LHD: Tensor,
-    keys_HCD: Tensor,
-    values_HCD: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    lse_LH: Tensor | None,
+    q_LHD: Tensor, keys_HCD: Tensor, values_HCD: Tensor, paged: PagedKeys, lse_LH: Tensor | None
 ) -> Tensor:
     """The same with the scores at hand, for a softcap or the log-sum-exp."""
     num_kv_heads, num_keys, head_dim = keys_HCD.shape
     num_rows, wide = len(q_LHD), _wide(q_LHD.dtype)
     q = q_LHD.reshape(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).to(wide)
-    scores_HGLC = q @ keys_HCD[:, None].transpose(-1, -2).to(wide) * scale
-    if softcap is not None:
-        scores_HGLC = softcap * torch.tanh(scores_HGLC / softcap)
-    if (visible := _visible(num_rows, num_keys, window)) is not None:
+    scores_HGLC = q @ keys_HCD[:, None].transpose(-1, -2).to(wide) * paged.scale
+    if paged.softcap is not None:
+        scores_HGLC = paged.softcap * torch.tanh(scores_HGLC / paged.softcap)
+    if (visible := _visible(num_rows, num_keys, paged.window)) is not None:
         scores_HGLC = scores_HGLC.masked_fill(~visible, -math.inf)
     out = scores_HGLC.softmax(-1) @ values_HCD[:, None].to(wide)
     if lse_LH is not None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from schedlab.kernels import torch_backend
+from schedlab.kernels.attention import PagedKeys, Scale
 from schedlab.kernels.dispatch import Kernels
-from schedlab.kernels.paged import Scale
 
 ROW_TILE = 16
 KEY_TILE = 64
@@ -51,60 +51,30 @@ def silu_mul(gate_up_T2I: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def prefill_attention(
-    q_THD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    query_starts_N1: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    return_lse: bool = False,
+    q_THD: Tensor, query_starts_N1: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch_backend.prefill_attention` over tiles of keys that begin at multiples of KEY_TILE."""
     wide = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
     result = torch.empty_like(q_THD) if out is None else out
     lse_TH = q_THD.new_empty(q_THD.shape[:2], dtype=wide)
-    q_TGHD, out_TGHD, lse_TGH = (_by_kv_head(x, k_cache.shape[2]) for x in (q_THD, result, lse_TH))
-    lengths = query_starts_N1.tolist(), context_lens_N.tolist()
-    for tiles in _chunks(_row_tiles(*lengths, q_TGHD.shape[1], window)):
-        work = _Work(tiles, context_lens_N, block_tables_NB, k_cache.shape[1])
-        keys_PHDC = work.gathered(k_cache, wide, k_scale).permute(0, 2, 3, 1).contiguous()
-        values_PHCD = work.gathered(v_cache, wide, v_scale).transpose(1, 2).contiguous()
+    q_TGHD, out_TGHD, lse_TGH = (_by_kv_head(x, paged.num_kv_heads) for x in (q_THD, result, lse_TH))
+    lengths = query_starts_N1.tolist(), paged.context_lens_N.tolist()
+    for tiles in _chunks(_row_tiles(*lengths, q_TGHD.shape[1], paged.window)):
+        work = _Work(tiles, paged)
+        keys_PHDC = work.gathered(paged.k_cache, wide, paged.k_scale).permute(0, 2, 3, 1).contiguous()
+        values_PHCD = work.gathered(paged.v_cache, wide, paged.v_scale).transpose(1, 2).contiguous()
         q_WHRD = q_TGHD[work.tokens_WR, work.heads_WR].to(wide).transpose(1, 2).contiguous()
-        out_WHRD, lse_WHR = _attend(q_WHRD, keys_PHDC, values_PHCD, work, scale, window, softcap)
+        out_WHRD, lse_WHR = _attend(q_WHRD, keys_PHDC, values_PHCD, work, paged)
         out_TGHD[work.tokens_WR, work.heads_WR] = out_WHRD.transpose(1, 2).to(q_THD.dtype)
         lse_TGH[work.tokens_WR, work.heads_WR] = lse_WHR.transpose(1, 2)
     return (result, lse_TH) if return_lse else result
 
 
 def decode_attention(
-    q_NHD: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables_NB: Tensor,
-    context_lens_N: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    out: Tensor | None = None,
-    workspace: Tensor | None = None,
-    return_lse: bool = False,
+    q_NHD: Tensor, paged: PagedKeys, *, out: Tensor | None = None, return_lse: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`prefill_attention` with one query a sequence, and so the same bits."""
-    starts = torch.arange(len(q_NHD) + 1)
-    return prefill_attention(
-        q_NHD, k_cache, v_cache, block_tables_NB, context_lens_N, starts, scale=scale, window=window, softcap=softcap,
-        k_scale=k_scale, v_scale=v_scale, out=out, return_lse=return_lse,
-    )  # fmt: skip
+    return prefill_attention(q_NHD, torch.arange(len(q_NHD) + 1), paged, out=out, return_lse=return_lse)
 
 
 INVARIANT = Kernels(
@@ -167,7 +137,7 @@ class _Work:
     Rows beyond a sequence's last repeat the last, and so write the same result to the same place.
     """
 
-    def __init__(self, tiles: list[_RowTile], context_lens_N: Tensor, block_tables_NB: Tensor, block_size: int) -> None:
+    def __init__(self, tiles: list[_RowTile], paged: PagedKeys) -> None:
         fields = torch.tensor([tile[1:6] for tile in tiles]).T[:, :, None]
         tokens, positions, groups, counts, firsts = fields
         rows_WR = torch.minimum(firsts + torch.arange(ROW_TILE), counts - 1)
@@ -178,10 +148,10 @@ class _Work:
         sequences_P1 = torch.tensor([tile.sequence for tile in tiles for _ in tile.key_tiles])[:, None]
         starts_P1 = torch.tensor([start for tile in tiles for start in tile.key_tiles])[:, None]
         self.positions_PC = starts_P1 + torch.arange(KEY_TILE)
-        self._written_PC = self.positions_PC < context_lens_N[sequences_P1]
-        columns_PC = (self.positions_PC // block_size).clamp_max(block_tables_NB.shape[1] - 1)
-        self._blocks_PC = torch.where(self._written_PC, block_tables_NB[sequences_P1, columns_PC], 0)
-        self._offsets_PC = self.positions_PC % block_size
+        self._written_PC = self.positions_PC < paged.context_lens_N[sequences_P1]
+        columns_PC = (self.positions_PC // paged.block_size).clamp_max(paged.block_tables_NB.shape[1] - 1)
+        self._blocks_PC = torch.where(self._written_PC, paged.block_tables_NB[sequences_P1, columns_PC], 0)
+        self._offsets_PC = self.positions_PC % paged.block_size
 
     def gathered(self, cache: Tensor, dtype: torch.dtype, scale: Scale) -> Tensor:
         """[P, C, H, D], zero beyond a sequence's context: what is there may be anything, and 0 * NaN is NaN."""
@@ -191,13 +161,7 @@ class _Work:
 
 
 def _attend(
-    q_WHRD: Tensor,
-    keys_PHDC: Tensor,
-    values_PHCD: Tensor,
-    work: _Work,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    q_WHRD: Tensor, keys_PHDC: Tensor, values_PHCD: Tensor, work: _Work, paged: PagedKeys
 ) -> tuple[Tensor, Tensor]:
     """Output [W, H, R, D] and log-sum-exp [W, H, R].
 
@@ -205,11 +169,11 @@ def _attend(
     see adds an exact zero, so it does not matter how many such keys there are, nor what they hold.
     """
     tiles_P = work.tiles_P
-    scores_PHRC = q_WHRD[tiles_P] @ keys_PHDC * scale
-    if softcap is not None:
-        scores_PHRC = softcap * torch.tanh(scores_PHRC / softcap)
+    scores_PHRC = q_WHRD[tiles_P] @ keys_PHDC * paged.scale
+    if paged.softcap is not None:
+        scores_PHRC = paged.softcap * torch.tanh(scores_PHRC / paged.softcap)
     ages_PRC = work.positions_WR[tiles_P][:, :, None] - work.positions_PC[:, None, :]
-    hidden_PRC = ages_PRC < 0 if window is None else (ages_PRC < 0) | (ages_PRC >= window)
+    hidden_PRC = ages_PRC < 0 if paged.window is None else (ages_PRC < 0) | (ages_PRC >= paged.window)
     scores_PHRC = scores_PHRC.masked_fill(hidden_PRC[:, None], -math.inf)
     peaks_PHR1 = scores_PHRC.amax(-1, keepdim=True)
     peaks_WHR1 = torch.full_like(q_WHRD[..., :1], -math.inf)

@@ -3,6 +3,9 @@
 Source: the wish for bounded decode stalls behind prompts, as in Sarathi-Serve's stall budget (Agrawal et al., OSDI
 2024) and the bounded prefill streaks that users of vLLM and SGLang ask for; the free-block watermark is that of vLLM
 V0.
+
+Differs from the source: no one source has all of it: the rules are put together here, and a stall is bounded in prompt
+tokens, not in time.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 20(1),
 1973; for LLM serving, e.g. the deadline order of Kubernetes' inference gateway. It minimises lateness while the load
 can be borne, and is known to thrash beyond: `slo_aware` gives up on what is late already.
+
+Differs from the source: the theorem is of single jobs that can be interrupted for nothing; here a batch runs together,
+and who is displaced computes its keys and values again or swaps them. The gateway orders a queue and displaces nobody.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Source: Brinch Hansen, "An Analysis of Response Ratio Scheduling", IFIP Congress 1971; SGLang offers it for the order
 of its waiting queue.
+
+Differs from the source: jobs run beside each other, so that only the waiting queue is ordered, and service is counted
+in tokens, of the output in predicted ones.
 """
 
 from __future__ import annotations

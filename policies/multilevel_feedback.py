@@ -2,6 +2,10 @@
 
 Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models", 2023 (FastServe): a request enters
 at the level of its prompt, sinks as it generates, and gives way to those above it at the next token.
+
+Differs from the source: a level is a band of the service that a request has had, in tokens, with no full quantum on the
+level that it joins; promotion is by the time since the arrival, not by the time without service; who is displaced
+always gives up its blocks. `fastserve` has the rules of the source.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022. Without
 chunks a long prompt stalls every decode of its step; with worst-case reservation nobody is ever preempted, and the pool
 is mostly reserved instead of used.
+
+Differs from the source: a prompt above the token budget is computed in chunks, and with nobody running the first
+request is admitted even where its reservation does not fit.
 """
 
 from __future__ import annotations

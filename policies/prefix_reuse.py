@@ -2,6 +2,9 @@
 
 Source: cache-aware scheduling of SGLang (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
 Programs", NeurIPS 2024). The aging term bounds the tail that plain longest-prefix-first is known for.
+
+Differs from the source: prompts are computed in chunks beside decodes, with aging, and without SGLang's thresholds and
+its reservation for outputs; `sglang_lpm` has these.
 """
 
 from __future__ import annotations

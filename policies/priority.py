@@ -3,6 +3,9 @@
 Source: priority scheduling of vLLM (`--scheduling-policy priority`), with the preemption of running requests that its
 users ask for. The larger priority is the more urgent, where vLLM serves the smaller first. Strict inequality keeps
 equals from throwing each other out for ever.
+
+Differs from the source: a waiting prompt goes ahead of less urgent running ones and may take their place, and a running
+prompt that lacks blocks is granted the part that fits; `vllm_v1` with `order=priority` has vLLM's rules.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Source: Li et al., "Continuum: Efficient and Robust Multi-Turn LLM Agent Scheduling with KV Cache Time-to-Live", 2025,
 whose order of the queue this is.
+
+Differs from the source: the order alone; a time for which the blocks of a program are kept is not set here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Source: Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025, which preempts by
 the levels of programs (PLAS) or of their longest chains (ATLAS).
+
+Differs from the source: service is counted in tokens, not in time; who is displaced is chosen and saved as in
+`multilevel_feedback`.
 """
 
 from __future__ import annotations

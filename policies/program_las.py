@@ -3,6 +3,9 @@ out.
 
 Source: PLAS and ATLAS of Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025,
 as an order of the queue alone.
+
+Differs from the source: nobody is displaced, service is counted in tokens, not in time, and `patience_s` bounds every
+wait.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Sources: admission control by predicted latency (Welsh & Culler, "Adaptive Overload Control for Busy Internet Servers",
 USITS 2003); for LLM serving, early rejection by estimated time to first token as in Mooncake (Qin et al., FAST 2025).
+
+Differs from the source: a request is refused while it waits, not as it arrives, and by the time that its prompt alone
+would take, not by the load that is predicted.
 """
 
 from __future__ import annotations

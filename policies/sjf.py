@@ -3,6 +3,9 @@
 Source: Shortest processing time first (Smith, "Various Optimizers for Single-Stage Production", Naval Research
 Logistics Quarterly 3, 1956); for LLM serving with predicted lengths, Qiu et al., "Efficient Interactive LLM Serving
 with Proxy Model-based Sequence Length Prediction", 2024. It can only help where requests queue.
+
+Differs from the source: jobs run beside each other, so that only the waiting queue is ordered; lengths are predicted,
+and a wait weighs against work.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Sources: least laxity first (Mok, "Fundamental Design Problems of Distributed Systems for the Hard-Real-Time
 Environment", MIT, 1983); for LLM serving, admission by estimated time to first token and prefill chunks sized by the
 decodes' objective, as in SLOs-Serve (Chen et al., 2025) and the SLO-aware schedulers that users of vLLM ask for.
+
+Differs from the source: the slack is that of the first token and orders the waiting queue alone, and what is late
+already goes last, not first. Nothing is planned ahead, as SLOs-Serve does.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Source: FasterTransformer, as the baseline of Orca (Yu et al., OSDI 2022) and of most that followed. What it wastes
 shows in `batch/idle_slot_share`.
+
+Differs from the source: nothing is padded; memory is reserved, and a request that no reservation can serve is a batch
+of its own.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Source: `vllm.v1.core.sched.scheduler.Scheduler` of vLLM 0.31 and 0.32 (vllm.ai)
 reservation of the whole input at admission, which are its defaults.
 
 Differs from the source: where vLLM would run an empty step, because the first to be served preempted itself, the next
-in the pass are served. Blocks are reused when the step that computes them has run (`engine.publish=commit`); vLLM's own
-rule is `engine.publish=grant`. A larger `priority` is the more urgent, as everywhere here. Speculative decoding,
+in the pass are served. Blocks can be reused once the step that computes them has run; vLLM lets a prompt reuse what was
+granted before it in the same step. A larger `priority` is the more urgent, as everywhere here. Speculative decoding,
 encoder inputs, LoRA, connectors and the limits on long prompts are left out.
 """
 

@@ -17,6 +17,7 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import NS, to_ns
 from schedlab.workloads.arrivals import CHUNK, Arrivals, Poisson
 from schedlab.workloads.lengths import Lengths, Uniform
+from schedlab.workloads.patience import Clients, Patience
 from schedlab.workloads.prefixes import PrefixSpace, SystemPrompts
 from schedlab.workloads.streams import stream
 from schedlab.workloads.trace import Labels, Provenance, Trace, concatenate
@@ -25,13 +26,15 @@ from schedlab.workloads.workload import Offered
 
 @dataclass
 class Client:
-    """One sender: its process, its lengths, and what its requests carry. `prefixes` are shared among its requests."""
+    """One sender: its process, its lengths, and what its requests carry. `prefixes` are shared among its requests;
+    `patience` is its own, null: the workload's."""
 
     arrivals: Arrivals
     lengths: Lengths
     prefixes: SystemPrompts | None = None
     priority: int = 0
     slo: str | None = None
+    patience: Mapping[str, Any] | Patience | None = None
 
     def parts(self, name: str, seed: int) -> Iterator[Trace]:
         """Its requests without end (or to the end of its process), CHUNK at a time."""
@@ -81,6 +84,17 @@ class Synthetic(Offered):
             return self.clients
         assert self.arrivals is not None and self.lengths is not None
         return {"default": Client(self.arrivals, self.lengths, self.prefixes)}
+
+    def impatient(self) -> Clients:
+        named = {}
+        for name, client in self.clients.items():
+            try:
+                patience = Patience.of(client.patience)
+            except ConfigError as error:
+                raise ConfigError(f"workload.clients.{name}.{error}") from None
+            if patience is not None:
+                named[name] = patience
+        return replace(super().impatient(), named=named)
 
     def parts(self, seed: int) -> Iterator[Trace]:
         streams = [client.parts(name, seed) for name, client in self._clients().items()]

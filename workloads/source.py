@@ -17,7 +17,7 @@ import numpy as np
 
 from schedlab.framework.content import Content, IdContent, SessionContent, TokenContent, UniqueContent
 from schedlab.framework.errors import ConfigError, TraceError
-from schedlab.framework.request import SLO, EngineRequest, SamplingParams
+from schedlab.framework.request import SLO, Attempt, EngineRequest, SamplingParams
 from schedlab.framework.source import Source
 from schedlab.workloads.content import SegmentContent
 from schedlab.workloads.files import shown
@@ -38,6 +38,24 @@ class TraceRequest(EngineRequest):
     grows: bool
     think_ns: int | None
     turn: int | None
+
+
+def another_attempt(request: EngineRequest, tried: Attempt, arrival_ns: int) -> TraceRequest:
+    """The same once more, at `arrival_ns`; its deadline and its withdrawal are where they were."""
+    assert isinstance(request, TraceRequest)
+    known = request.max_tokens >= 0
+    again = TraceRequest(
+        f"{request.logical_id}~{tried.number}", arrival_ns, request.num_prompt_tokens, request.content,
+        recorded_output_tokens=request.recorded_output_tokens, max_tokens=request.max_tokens if known else None,
+        client=request.client, priority=request.priority, deadline_ns=request.deadline_ns, session=request.session,
+        slo=request.slo, abort_ns=request.abort_ns, sampling=request.sampling, source_row=request.source_row,
+        visible_ns=arrival_ns + request.visible_ns - request.arrival_ns, delivery_ns=request.delivery_ns,
+    )  # fmt: skip
+    for name in TraceRequest.__slots__:
+        setattr(again, name, getattr(request, name))
+    again.place_in(request.own_program, request.depth)
+    again.tried = tried
+    return again
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +122,7 @@ class Rows:
             visible_ns=arrival_ns + (get("preparation_ns", row) or 0), delivery_ns=get("delivery_ns", row) or 0,
         )  # fmt: skip
         request.think_ns, request.turn = get("think_ns", row), get("turn", row)
-        request.after = None if past is None else past.request_id
+        request.after = None if past is None else past.logical_id
         request.also_after = self._others(row) if past is not None else ()
         request.grows = past is not None and bool(get("grows", row))
         if past is not None or "program" in self._at:
@@ -299,7 +317,7 @@ class SessionSource:
         return children
 
     def finished(self, request: EngineRequest, now_ns: int) -> None:
-        row = self._in_flight.pop(request.request_id, None)
+        row = self._in_flight.pop(request.logical_id, None)
         if row is None:
             return
         if self._abandon and request.state in UNSERVED:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from schedlab.framework.source import Source
 from schedlab.workloads import select
 from schedlab.workloads.arrivals import Arrivals
 from schedlab.workloads.options import ReadOptions
+from schedlab.workloads.patience import Clients, Patience, check_names
 from schedlab.workloads.readers import read
 from schedlab.workloads.replicate import bootstrap, disjoint_part, shifted_window
 from schedlab.workloads.soundness import check
@@ -51,10 +52,12 @@ class Workload(Protocol):
 class Offered:
     """What every workload has: what its requests carry beside their lengths, and how they reach the engine.
 
-    max_tokens   : cap on every output, null for the model's limit slo_classes  : named objectives that rows or clients
-    may refer to stop_after_s : nothing arrives from then on on_failure   : `continue`: what waits for a request arrives
-    whatever became of that one; `abandon`: never, if that one
-                   was rejected, aborted or failed
+    max_tokens   : cap on every output, null for the model's limit
+    slo_classes  : named objectives that rows or clients may refer to
+    stop_after_s : nothing arrives from then on
+    on_failure   : `continue`: what waits for a request arrives whatever became of that one; `abandon`: never, if that
+                   one was rejected, aborted or failed
+    patience     : how long clients wait and how often they try again, keys of `Patience`; null: for ever, once
     """
 
     name: str
@@ -62,6 +65,7 @@ class Offered:
     slo_classes: Mapping[str, SLO] = field(default_factory=dict)
     stop_after_s: float | None = None
     on_failure: str = "continue"
+    patience: Mapping[str, Any] | Patience | None = None
 
     def load(self, seed: int = 0) -> Trace:
         """All requests, in memory."""
@@ -86,7 +90,18 @@ class Offered:
             source = make_source(trace, terms, self._abandons())
         else:
             source = StreamSource(parts, self.terms(slo, prompt_seed, vocab_size))
+        clients = self.impatient()
+        if clients.facts and trace is not None:
+            check_names(trace)
+        source = clients.around(source, seed)
         return source if self.stop_after_s is None else Until(source, to_ns(self.stop_after_s))
+
+    def impatient(self) -> Clients:
+        """How long clients wait, and which try again."""
+        try:
+            return Clients(Patience.of(self.patience))
+        except ConfigError as error:
+            raise ConfigError(f"workload.{error}") from None
 
     def _abandons(self) -> bool:
         one_of("on_failure", self.on_failure, "continue", "abandon")

@@ -41,7 +41,8 @@ def encode_request(request: EngineRequest) -> str:
     """One line of a run's workload log, without its newline; fields at their default are left out.
 
     `deadline_ns`, `abort_ns`, `preparation_ns` count from the arrival; `after` names the request that this one
-    followed, `think_ns` after its end, or lists all that it waited for, the one that it continued first.
+    followed, `think_ns` after its end, or lists all that it waited for, the one that it continued first. Of an attempt
+    after the first, `waited_ns` is how long after that one it arrived.
     """
     content, recorded, row = request.content, request.recorded_output_tokens, request.source_row
     if type(content) is UniqueContent:  # by hand, as most are: it takes a fifth of the time
@@ -75,6 +76,8 @@ def _optional(request: EngineRequest) -> str:
         text += f',"abort_ns":{request.abort_ns - arrival}'
     if request.slo is not None:
         text += f',"slo":{_limits(request.slo)}'
+    if request.tried is not None and request.attempt:
+        text += f',"attempt":{request.attempt},"waited_ns":{arrival - request.tried.first_arrival_ns}'
     if request.sampling is not None:
         text += f',"sampling":{encode_json(asdict(request.sampling))}'
     if request.visible_ns != arrival:

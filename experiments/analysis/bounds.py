@@ -109,9 +109,11 @@ def demand_of(requests: Columns, offered: Trace, manifest: Mapping[str, Any]) ->
     """All requests of a run, in the order of its table."""
     assert offered.request_id is not None
     place = {name: row for row, name in enumerate(offered.request_id.tolist())}
-    rows = np.array([place[name] for name in requests["request_id"]], dtype=np.int64)
+    names = requests["request_id"]
+    rows = np.array([place[name if name in place else name.rpartition("~")[0]] for name in names], dtype=np.int64)
+    again = np.array([name not in place for name in names])  # an attempt at what may have been computed before
     caching = manifest.get("engine", {}).get("enable_prefix_caching", True)
-    hits = shared_tokens(offered)[rows] if caching else np.zeros(len(rows), dtype=np.int64)
+    hits = np.where(again, requests["prompt_tokens"] - 1, shared_tokens(offered)[rows]) if caching else 0 * rows
 
     def ns(name: str) -> np.ndarray:
         return np.asarray(np.rint(requests[name] * NS))

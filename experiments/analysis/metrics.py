@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from schedlab.framework.errors import ConfigError
+from schedlab.framework.results.attempts import CLIENT_FIGURES
 from schedlab.framework.results.groups import GROUP_FIGURES, TURNED_AWAY
 from schedlab.framework.results.metrics import SUMMARY_KEYS
 
@@ -54,14 +55,23 @@ def show_metrics() -> None:
         print(f"{key:<{width}}  {meaning(key)}")
 
 
+OF_SOME_RUNS = ("shed_share", "requests/timed_out", "requests/abandoned", "goodput/share")
+
+
 def _of_a_part(key: str) -> bool:
-    """Whether a run with several classes or clients, or with requests turned away, may have this key."""
+    """Whether a run with several classes or clients, with requests turned away or clients that leave, may have this."""
     kind, _, rest = key.partition("/")
     if kind in ("class", "client"):
         return rest.rpartition("/")[2] in GROUP_FIGURES
     if key.startswith("program/duration/"):
         return key.rpartition("/")[2] in ("mean", "p50", "p99")
-    return key == "shed_share" or (kind == "requests" and rest in TURNED_AWAY)
+    if kind == "offered" and rest.startswith(("ttft/", "e2e/")):
+        return rest in SUMMARY_KEYS
+    return (
+        key in OF_SOME_RUNS
+        or (kind == "requests" and rest in TURNED_AWAY)
+        or (kind == "offered" and rest in CLIENT_FIGURES)
+    )
 
 
 def check_metric(key: str, option: str) -> None:

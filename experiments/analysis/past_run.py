@@ -7,7 +7,7 @@ rates that the manifest keeps. Measured ones are decided again at their logged t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from schedlab.experiments.analysis.rebuild import find, rebuild
 from schedlab.experiments.engines import CLOCKS, EngineSetup
 from schedlab.experiments.sweep.replicates import plain_knobs
 from schedlab.framework.admission import Admission
+from schedlab.framework.attempts import TIMED_OUT
 from schedlab.framework.batch import Batch
 from schedlab.framework.clock import Clock, RecordedClock
 from schedlab.framework.cost.expand import boundaries
@@ -36,6 +37,7 @@ from schedlab.framework.results.record import Recorder
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.source import Source
 from schedlab.workloads.options import WHOLE
+from schedlab.workloads.patience import Clients
 from schedlab.workloads.readers import OFFERED, read
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered
@@ -67,13 +69,25 @@ class NullExecutor:
 
 @dataclass(kw_only=True)
 class Offers(Offered):
-    """What a run was offered, as a workload."""
+    """What a run was offered, as a workload; `clients` are those that sent it."""
 
     trace: Trace
     name: str = "offered"
+    clients: Clients = field(default_factory=Clients)
+
+    def impatient(self) -> Clients:
+        return self.clients
 
     def load(self, seed: int = 0) -> Trace:
         return self.trace
+
+
+def _last_attempt(row_of: Mapping[str, int], name: str) -> int:
+    """The row in which a client's last attempt at request `name` ended."""
+    number = 0
+    while (later := f"{name}~{number + 1}") in row_of:
+        name, number = later, number + 1
+    return row_of[name]
 
 
 @dataclass(frozen=True)
@@ -118,24 +132,34 @@ class PastRun:
         if not path.exists():
             raise ConfigError(f"{path}: not there; a run is executed again from what it was offered")
         told = self.manifest["workload"]
-        trace = self._with_endings(read(path, "offered", WHOLE))
+        clients = Clients.told_by(told.get("patience"))
+        trace = self._with_endings(read(path, "offered", WHOLE), tried_again=bool(clients.facts))
         origin = {key: told[key] for key in ("path", "format", "sha256", "counts")}
         provenance = replace(trace.provenance, **origin, assumed=tuple(told["assumed"]))
-        return Offers(trace=trace.with_columns(provenance=provenance), name=str(told["name"]))
+        return Offers(trace=trace.with_columns(provenance=provenance), name=str(told["name"]), clients=clients)
 
-    def _with_endings(self, trace: Trace) -> Trace:
-        """Live requests with the lengths that they came to, and withdrawn ones with the time at which they were."""
+    @property
+    def seed(self) -> int:
+        return int(self.manifest["labels"].get("seed", 0))
+
+    def _with_endings(self, trace: Trace, tried_again: bool) -> Trace:
+        """Live requests with the lengths that they came to, and withdrawn ones with the time at which they were. Where
+        clients leave and may have `tried_again`, it is the last attempt that came to an end."""
         ended = self.tables.requests
         row_of = {name: row for row, name in enumerate(ended["request_id"])}
         assert trace.request_id is not None
-        rows = np.array([row_of[name] for name in trace.request_id.tolist() if name is not None])
+        names = [name for name in trace.request_id.tolist() if name is not None]
+        first = np.array([row_of[name] for name in names])
+        rows = np.array([_last_attempt(row_of, name) for name in names]) if tried_again else first
         output = np.where(trace.output_tokens < 0, ended["output_tokens"][rows], trace.output_tokens)
         aborted = np.array([status == "aborted" for status in ended["status"]])[rows]
         output = np.where((trace.output_tokens < 0) & ((output < 1) | aborted), -1, output)
+        if tried_again:
+            aborted &= np.array([reason != TIMED_OUT for reason in ended["reason"]])[rows]
         if not aborted.any():
             return trace.with_columns(output_tokens=output)
         known = np.full(len(trace), -1) if trace.abort_ns is None else trace.abort_ns
-        since = np.rint((ended["finished_s"][rows] - ended["arrival_s"][rows]) * NS)
+        since = np.rint((ended["finished_s"][rows] - ended["arrival_s"][first]) * NS)
         unknown = aborted & (known < 0)
         abort = np.where(unknown, np.where(unknown, since, 0).astype(np.int64), known)
         return trace.with_columns(output_tokens=output, abort_ns=abort)
@@ -213,14 +237,14 @@ class PastRun:
     ) -> Engine:
         """An engine that will decide the same. `every_step`: the policy is asked at every step, whatever it holds."""
         config = replace(self.limits, fast_forward=False, honour_holds=False) if every_step else self.limits
-        source: Source = self.workload.source(config.max_model_len)
+        source: Source = self.workload.source(config.max_model_len, seed=self.seed)
         executor: Executor
         clock: Clock
         if self.modelled:
             setup = self.make_setup()
             executor, clock = setup.executor, CLOCKS["virtual"]()
             if executor.needs_inputs:
-                source = self.workload.source(config.max_model_len, vocab_size=executor.vocab_size)
+                source = self.workload.source(config.max_model_len, seed=self.seed, vocab_size=executor.vocab_size)
         else:
             clock = RecordedClock(*self._stamps())
             executor = NullExecutor(self._block_bytes if config.swap_space_gib else lambda block_size: block_size)

@@ -70,7 +70,8 @@ def experiment_again(
     config = copy.deepcopy({**told, "engine": virtual_engine(manifest, manifest["engine"])})
     for key, value in changes.keys.items():
         put(config, key, value)
-    offered = PastRun(directory).workload
+    past = PastRun(directory)
+    offered = past.workload
 
     def part(place: str) -> Any:
         node = config.get(place)
@@ -80,7 +81,7 @@ def experiment_again(
         policy=part("policy"),
         workload=replace(offered, trace=share_of(offered.trace, changes.replicas)),
         engine=part("engine"),
-        seed=0,
+        seed=past.seed,
         slo=part("slo"),
         predictor=part("predictor"),
         admission=part("admission"),

@@ -103,4 +103,5 @@ def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
     machine: Hardware = rebuild({**engine["hardware"]}, "hardware")
     held = DTYPES.get(str(config["engine"].get("dtype")), "bf16")  # by a real engine: its keys and values, and weights
     weights = engine["model"].get("weight_dtype") or engine.get("weight_dtype") or held
-    return Roofline(shape, weights, engine.get("kv_cache_dtype", held), engine.get("tensor_parallel", 1)), machine
+    parallel = (engine.get(name, 1) for name in ("tensor_parallel", "expert_parallel"))
+    return Roofline(shape, weights, engine.get("kv_cache_dtype", held), *parallel), machine

@@ -80,8 +80,19 @@ HEADLINE = ("ttft/p99", "itl/p99", "throughput/output_tokens_per_s", "slo/attain
 
 
 def figures_of(keys: Iterable[str]) -> list[Figure]:
-    """FIGURES, and what `keys` have beyond them: why requests were turned away, and the figures of SLO classes."""
+    """FIGURES, and what `keys` have beyond them: why requests were turned away, what clients that leave or try again
+    had, and the figures of programs and SLO classes."""
     further = [Figure(f"requests/{reason}", reason.replace("_", " "), ",d") for reason in TURNED_AWAY]
+    further += [
+        Figure("requests/timed_out", "timed out", ",d"),
+        Figure("requests/abandoned", "abandoned", ",d"),
+        Figure("offered/logical", "asked for", ",d"),
+        Figure("offered/attempts", "attempts", ",d"),
+        Figure("offered/given_up", "given up", ",d"),
+        Figure("goodput/share", "SLO met, of what was asked for", ".1%"),
+        Figure("offered/ttft/p99", "TTFT p99 from the first attempt ms", ",.1f", 1e3),
+        Figure("offered/e2e/p99", "E2E p99 from the first attempt ms", ",.1f", 1e3),
+    ]
     further += [Figure(f"program/duration/{s}", f"program {s} s", ",.2f") for s in ("mean", "p50", "p99")]
     names = dict.fromkeys(key.split("/")[1] for key in keys if key.startswith("class/"))
     for name in names:

@@ -33,7 +33,8 @@ SECONDARY = (
 LOWER_IS_BETTER = (
     "ttft", "tpot", "itl", "e2e", "queue", "preemptions", "recomputed_tokens", "backlog_end", "makespan_s", "scheduler",
     "batch/idle_slot_share", "requests/rejected",
-    "requests/shed", "requests/queue_full", "requests/rate_limited", "shed_share",
+    "requests/shed", "requests/queue_full", "requests/rate_limited", "shed_share", "requests/timed_out",
+    "requests/abandoned", "offered/given_up", "offered/attempts", "offered/ttft", "offered/e2e",
     "program", "requests/aborted", "requests/length_capped", "requests/failed",
 )  # fmt: skip
 HIGHER_IS_BETTER = ("throughput", "goodput", "slo", "prefix", "fairness", "requests/finished")
@@ -50,7 +51,7 @@ def better_when(metric: str) -> int:
     group = metric.partition("/")[0]
     if group in ("class", "client"):
         return BETTER_IN_A_PART.get(metric.rpartition("/")[2], 0)
-    if metric in LOWER_IS_BETTER or group in LOWER_IS_BETTER:
+    if {metric, group, metric.rpartition("/")[0]} & set(LOWER_IS_BETTER):
         return -1
     return int(metric in HIGHER_IS_BETTER or group in HIGHER_IS_BETTER)
 

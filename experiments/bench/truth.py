@@ -66,6 +66,7 @@ class Row:
     backend: str
     dtype: str
     tensor_parallel: int
+    expert_parallel: int
     prompt_tokens: int
     output_tokens: int
     concurrency: int
@@ -99,10 +100,8 @@ def why_not(line: Mapping[str, str]) -> str | None:
         return f"model {line['model_path'].rpartition('/')[2]}"
     if int(float(line["pp_size"])) > 1 or int(float(line["attention_dp_size"] or 1)) > 1:
         return "pipeline or data parallel"
-    if shape(MODELS[line["model_path"]]).num_experts and not line["moe_tp_size"] == line["tp_size"] == str(
-        int(line["tp_size"]) * int(line["moe_ep_size"] or 1)
-    ):
-        return "experts split otherwise than attention"
+    if has_experts(line["model_path"]) and split_of(line) is None:
+        return "experts both sliced and spread"
     hardware = line["system"].removesuffix("_sxm")
     if hardware not in ("h100", "h200", "b200", "gb200", "b300", "a100", "l40s"):
         return f"card {line['system']}"
@@ -111,11 +110,22 @@ def why_not(line: Mapping[str, str]) -> str | None:
     return "implausible: more than 60 % of the peak" if implausible(row_of(line)) else None
 
 
+def has_experts(model_path: str) -> bool:
+    return bool(shape(MODELS[model_path]).num_experts)
+
+
+def split_of(line: Mapping[str, str]) -> int | None:
+    """Devices that whole experts are spread over, 1 where each holds a slice of all; None for both at once."""
+    devices, sliced, spread = (int(float(line[name] or 1)) for name in ("tp_size", "moe_tp_size", "moe_ep_size"))
+    return spread if (sliced, spread) in ((devices, 1), (1, devices)) else None
+
+
 def row_of(line: Mapping[str, str]) -> Row:
     model = MODELS[line["model_path"]]  # a dtype of its experts' own is the only one below 16 bits in it
     return Row(
         line["id"], model, line["system"].removesuffix("_sxm"), line["backend"],
         "bf16" if shape(model).expert_dtype else DTYPES[line["gemm_quant_mode"]], int(float(line["tp_size"])),
+        (split_of(line) or 1) if has_experts(line["model_path"]) else 1,
         int(line["isl"]), int(line["osl"]), int(float(line["batch_size"])),
         line["silicon_data_source"].startswith("source_file=2026"), float(line["silicon_ttft_ms"]) / 1e3,
         float(line["silicon_tpot_ms"]) / 1e3,
@@ -124,7 +134,7 @@ def row_of(line: Mapping[str, str]) -> Row:
 
 def implausible(row: Row) -> bool:
     """By the FLOPs of all tokens over the time that a request takes, of `concurrency` at once."""
-    roofline = Roofline(shape(row.model), row.dtype, "bf16", row.tensor_parallel)
+    roofline = Roofline(shape(row.model), row.dtype, "bf16", row.tensor_parallel, row.expert_parallel)
     work = Work(tokens=row.prompt_tokens + row.output_tokens)
     flops = roofline.linears(work).flops + roofline.experts(work).flops
     arithmetic = (row.dtype,) if row.dtype in ("fp8", "fp4") else ()
@@ -143,8 +153,8 @@ def machine(name: str, serving: str) -> Hardware:
 
 
 @cache
-def profile_of(model: str, hardware: str, dtype: str, degree: int, backend: str, tables: str) -> Profile:
-    roofline = Roofline(shape(model), dtype, "bf16", degree)
+def profile_of(model: str, hardware: str, dtype: str, degree: int, spread: int, backend: str, tables: str) -> Profile:
+    roofline = Roofline(shape(model), dtype, "bf16", degree, spread)
     kernels = open_source("aiconfigurator", roofline, machine(hardware, backend), tables, backend)
     return imported(kernels, roofline, machine(hardware, backend))
 
@@ -162,7 +172,8 @@ def modelled(row: Row, hardware: Hardware, profile: Profile | None, view: Client
     )
     engine = engines.virtual(
         row.model, hardware, weight_dtype=row.dtype, kv_cache_dtype="bf16", tensor_parallel=row.tensor_parallel,
-        profile=profile, max_num_seqs=max(row.concurrency, 1), max_num_batched_tokens=BUDGET, max_model_len=20_480,
+        expert_parallel=row.expert_parallel, profile=profile, max_num_seqs=max(row.concurrency, 1),
+        max_num_batched_tokens=BUDGET, max_model_len=20_480,
     )  # fmt: skip
     step = engine.executor.decode_cost(row.concurrency)  # type: ignore[attr-defined]
     whole_s = output * step.duration_ns(row.concurrency * (prompt + output // 2)) / 1e9
@@ -191,8 +202,9 @@ def three_ways(row: Row, tables: str | None) -> dict[str, dict[str, float] | str
             elif way == "preset + serving":
                 found[way] = modelled(row, served, None, view)
             elif tables is not None:
-                key = (row.model, row.hardware, row.dtype, row.tensor_parallel, row.backend, tables)
-                found[way] = modelled(row, served, profile_of(*key), view)
+                split = (row.tensor_parallel, row.expert_parallel)
+                profile = profile_of(row.model, row.hardware, row.dtype, *split, row.backend, tables)
+                found[way] = modelled(row, served, profile, view)
         except ConfigError as error:
             found[way] = str(error)
     return found
@@ -247,7 +259,7 @@ class Recorded(Offered):
 
 # ---- the page ----
 
-CELLS = ("model", "hardware", "backend", "dtype", "tensor_parallel", "concurrency")
+CELLS = ("model", "hardware", "backend", "dtype", "tensor_parallel", "expert_parallel", "concurrency")
 
 
 @dataclass(frozen=True)
@@ -289,7 +301,13 @@ def tables_of(judged: Judged) -> Iterator[str]:
     hopper = [i for i, row in enumerate(judged.rows) if row.backend == "vllm" and row.hardware in ("h100", "h200")]
     calm = [i for i, row in enumerate(judged.rows) if row.concurrency <= 8]
     bf16 = [i for i, r in enumerate(judged.rows) if r.dtype == "bf16" and r.tensor_parallel == 1]
-    extra = {"vllm on h100 and h200": hopper, "concurrency ≤ 8": calm, "bf16 on one device": bf16}
+    sparse = [i for i, row in enumerate(judged.rows) if shape(row.model).num_experts]
+    dense = [i for i in groups["all"] if i not in set(sparse)]
+    extra = {
+        "dense": dense, "dense, vllm on h100 and h200": [i for i in hopper if i in set(dense)],
+        "experts": sparse, "experts, vllm on h100 and h200": [i for i in hopper if i in set(sparse)],
+        "concurrency ≤ 8": calm, "bf16 on one device": bf16,
+    }  # fmt: skip
     for name, chosen in (("all", groups["all"]), *extra.items(), *((name, groups[name]) for name in ordered[1:])):
         cells = [described(judged.errors(way, metric, chosen)) for metric in METRICS for way in WAYS]
         yield f"| {name} | {len(chosen)} | " + " | ".join(cells) + " |"
@@ -351,7 +369,9 @@ def main(
 ) -> None:
     kept, left = rows(measurements / "silicon_sample.csv.gz")
     chosen = [row for row in kept if only in (None, row.backend)][::every]
-    chosen.sort(key=lambda row: (row.model, row.hardware, row.backend, row.dtype, row.tensor_parallel))
+    chosen.sort(key=lambda row: (
+        row.model, row.hardware, row.backend, row.dtype, row.tensor_parallel, row.expert_parallel,
+    ))  # fmt: skip
     with ProcessPoolExecutor(processes) as pool:  # rows of one profile stay together, so that it is fitted once
         found = list(pool.map(three_ways, chosen, [tables] * len(chosen), chunksize=max(len(chosen) // 20, 1)))
     judged = Judged(chosen, found)

@@ -19,6 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from schedlab.experiments.device.rows import COPY, PRODUCT, Device, Row
+from schedlab.kernels.attention import PagedKeys
 from schedlab.kernels.configs import DecodeTile, LinearTile, PrefillTile
 from schedlab.kernels.quantised import KINDS, quantise
 from schedlab.kernels.quantised_linear import Panels, product
@@ -100,12 +101,13 @@ class Run:
         self.starts = torch.tensor([0, *counts], device=device.name).cumsum(0).to(torch.int32)
 
     def seconds(self, tile: PrefillTile | DecodeTile | None = None) -> float:
-        arguments = self.q, self.k, self.v, self.tables, self.contexts
-        options: dict[str, Any] = {"scale": self.load.head_dim**-0.5, "window": self.load.window, "tile": tile}
-        ops = self.device.ops
+        paged, ops = self.paged(self.load.head_dim**-0.5, self.load.window), self.device.ops
         if self.load.queries is None:
-            return self.device.seconds(lambda: ops.decode_attention(*arguments, **options))
-        return self.device.seconds(lambda: ops.prefill_attention(*arguments, self.starts, **options))
+            return self.device.seconds(lambda: ops.decode_attention(self.q, paged, tile=tile))
+        return self.device.seconds(lambda: ops.prefill_attention(self.q, self.starts, paged, tile=tile))
+
+    def paged(self, scale: float, window: int | None = None) -> PagedKeys:
+        return PagedKeys(self.k, self.v, self.tables, self.contexts, scale, window)
 
     def sdpa_seconds(self, backend: SDPBackend) -> float:
         """`scaled_dot_product_attention` on equally long sequences, their keys gathered and contiguous beforehand.
@@ -322,13 +324,13 @@ def _layers(device: Device, batch: int) -> Callable[[], None]:
     x, residual, weight = device.randn(batch, 4096), device.randn(batch, 4096), device.randn(4096)
     packed, angles, gate_up = device.randn(batch, 48, 128), device.randn(batch, 64), device.randn(batch, 2 * 14_336)
     q, k, v = packed[:, :32], packed[:, 32:40], packed[:, 40:]
-    slots, ops = torch.arange(batch, device=device.name), device.ops
+    slots, ops, paged = torch.arange(batch, device=device.name), device.ops, run.paged(scale=0.1)
 
     def layers() -> None:
         for _ in range(16):
             ops.rms_norm(x, weight, 1e-6, residual)
             rotated = ops.rope_kv_write(q, k, v, angles, angles, run.k, run.v, slots)
-            ops.decode_attention(rotated, run.k, run.v, run.tables, run.contexts, scale=0.1)
+            ops.decode_attention(rotated, paged)
             ops.rms_norm(x, weight, 1e-6, residual)
             ops.silu_mul(gate_up)
 

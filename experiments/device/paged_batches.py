@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from schedlab.kernels.attention import PagedKeys
 from schedlab.kernels.dispatch import Kernels, kernels
 
 NO_BLOCK = 2**30
@@ -63,10 +64,10 @@ class Batch(NamedTuple):
 
     def run(self, ops: Kernels, **extra: Any) -> Any:
         """The attention of this batch by one implementation."""
-        arguments = (self.q, self.k_cache, self.v_cache, self.tables, self.contexts)
+        paged = PagedKeys(self.k_cache, self.v_cache, self.tables, self.contexts, **self.options)
         if self.starts is None:
-            return ops.decode_attention(*arguments, **self.options, **extra)
-        return ops.prefill_attention(*arguments, self.starts, **self.options, **extra)
+            return ops.decode_attention(self.q, paged, **extra)
+        return ops.prefill_attention(self.q, self.starts, paged, **extra)
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """(out, lse) in float64; without values where there is no data."""

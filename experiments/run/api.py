@@ -35,7 +35,7 @@ from schedlab.framework.results.writer import RunWriter
 from schedlab.framework.stages import ClientView
 from schedlab.workloads.source import decode_sampling
 from schedlab.workloads.trace import Trace
-from schedlab.workloads.workload import Workload
+from schedlab.workloads.workload import Offered, Workload
 
 
 @dataclass
@@ -107,7 +107,8 @@ class Experiment:
         check_window(self.measurement, trace)
         if self._stop_strings() is not None:
             raise ConfigError("cluster: requests that end at a text (sampling.stop) need a single engine")
-        closed = trace.after is not None and bool((trace.after >= 0).any())
+        tied = trace.after is not None and bool((trace.after >= 0).any())
+        closed = tied or bool(impatience(self.workload))
         manifest = self.manifest() if out else {}
         run = FleetRun(plan, clock, self.measurement, self.record, self.log_format, out, manifest)
         with ExitStack() as stack:
@@ -203,12 +204,18 @@ class Experiment:
             seeds={"seed": self.seed},
             policy=self.policy,
             predictor=self.predictor,
-            workload=workload_facts(self.trace),
+            workload=workload_facts(self.trace) | impatience(self.workload),
             engine=asdict(self.engine.config),
             clock=self.engine.clock_name(self.clock),
             cost=rates_of(self.engine.executor),
             kernels=getattr(self.engine.executor, "kernels", None),
         )
+
+
+def impatience(workload: Workload) -> dict[str, Any]:
+    """What a manifest says of clients that leave or try again; empty where there are none."""
+    facts = workload.impatient().facts if isinstance(workload, Offered) else {}
+    return {"patience": facts} if facts else {}
 
 
 def _show(shown: Quiet, source: Counted, cluster: Cluster, now_ns: int) -> None:

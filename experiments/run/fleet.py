@@ -144,7 +144,7 @@ class FleetRun:
         def build(queue: Source) -> Engine:
             folder = None if self.out is None else folder_within(folder_within(self.out, REPLICAS), member.name)
             recorder = self._recorder(member, folder, stack)
-            source = Counted(queue, total) if folder is None else Logged(queue, total, folder)
+            source = Counted(queue, total) if folder is None else Logged(queue, total, folder, apart=False)
             self.sources.append(source)
             clock = member.engine.clock(self.clock)
             own = copy.deepcopy((member.policy, member.predictor, member.admission))
@@ -167,8 +167,10 @@ class FleetRun:
     def _manifest(self, member: Member) -> dict[str, Any]:
         """What the fleet's manifest says, for one replica."""
         config = dict(member.config or self.manifest["config"])
+        workload = {key: value for key, value in self.manifest["workload"].items() if key != "patience"}
         return {
             **self.manifest,
+            "workload": workload,  # whose clients try elsewhere: to a replica, each attempt is a request
             "labels": {**self.manifest["labels"], "replica": member.name},
             "config": config,
             "config_hash": config_hash(config),

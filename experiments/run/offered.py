@@ -1,8 +1,8 @@
 """Around a source: counts what comes and goes, and in a run directory writes what was offered and what came out.
 
 Changes no request and no order. `workload.jsonl.zst` has every offered request with its private fields, so that a run
-can be repeated from its own folder; `outputs.jsonl.zst` has the tokens of executors that make any (`.gz` without
-zstandard).
+can be repeated from its own folder; `attempts.jsonl.zst` those that clients sent again; `outputs.jsonl.zst` has the
+tokens of executors that make any (`.gz` without zstandard).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from schedlab.workloads.readers import OFFERED
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.writers import WorkloadWriter
 
+ATTEMPTS = "attempts.jsonl"
+"""Requests after the first attempt, in a file of their own: what is offered does not depend on a policy, these do."""
 OUTPUTS = "outputs.jsonl"
 FLUSH_S = 1.0
 
@@ -58,6 +60,8 @@ class Counted:
             self._lag_ns += lag
             if lag > self._longest_lag_ns:
                 self._longest_lag_ns = lag
+            if request.attempt:
+                self.total += 1
         self._taken += len(requests)
         return requests
 
@@ -83,17 +87,21 @@ class Counted:
 
 
 class Logged(Counted):
-    """A source that also writes its requests into `directory`, and with `text` what their tokens say."""
+    """A source that also writes its requests into `directory`, and with `text` what their tokens say. `apart`: retries
+    are no part of what was offered."""
 
     def __init__(
-        self, source: Source, total: int, directory: Path, text: Callable[[EngineRequest], str] | None = None
-    ) -> None:
+        self, source: Source, total: int, directory: Path, text: Callable[[EngineRequest], str] | None = None,
+        apart: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(source, total)
         self._text = text
-        for name in (OFFERED, OUTPUTS):
+        for name in (OFFERED, ATTEMPTS, OUTPUTS):
             for path in packed.paths(directory, name):
                 path.unlink(missing_ok=True)
         self._offered = WorkloadWriter(packed.find(directory, OFFERED))
+        self._attempts_path = packed.find(directory, ATTEMPTS)
+        self._attempts = None if apart else self._offered
         self._outputs_path = packed.find(directory, OUTPUTS)
         self._outputs: packed.PackedText | None = None
         self._flushed_at = time.monotonic()
@@ -101,7 +109,7 @@ class Logged(Counted):
     def pop(self, now_ns: int) -> list[EngineRequest]:
         requests = super().pop(now_ns)
         for request in requests:
-            self._offered.write(request)
+            (self._retried() if request.attempt else self._offered).write(request)
         self._flush_sometimes()
         return requests
 
@@ -112,16 +120,25 @@ class Logged(Counted):
             self._outputs.write(output_line(request, self._text))
         super().finished(request, now_ns)
 
+    def _retried(self) -> WorkloadWriter:
+        if self._attempts is None:
+            self._attempts = WorkloadWriter(self._attempts_path)
+        return self._attempts
+
     def _flush_sometimes(self) -> None:
         if (now := time.monotonic()) < self._flushed_at + FLUSH_S:
             return
         self._flushed_at = now
         self._offered.flush()
+        if self._attempts is not None:
+            self._attempts.flush()
         if self._outputs is not None:
             self._outputs.sync()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._offered.close()
+        if self._attempts is not None and self._attempts is not self._offered:
+            self._attempts.close()
         if self._outputs is not None:
             self._outputs.close()
 

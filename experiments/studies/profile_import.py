@@ -85,7 +85,7 @@ def modelled(config: DictConfig) -> tuple[Roofline, Hardware]:
     shape, extras = model_preset(compose.resolve(config.model))
     engine = config.engine
     dtype = extras.get("weight_dtype") or engine.weight_dtype
-    roofline = Roofline(shape, dtype, engine.kv_cache_dtype, engine.tensor_parallel)
+    roofline = Roofline(shape, dtype, engine.kv_cache_dtype, engine.tensor_parallel, engine.expert_parallel)
     return roofline, compose.build(config.hardware, "hardware")
 
 
@@ -114,6 +114,11 @@ def _check_model(source: str, roofline: Roofline) -> None:
         found = "latent attention" if model.kv_lora_rank else f"{model.num_dense_layers} layers without experts"
         raise ConfigError(
             f"profile import: expected keys and values of their own and layers of one kind, found {found}"
+        )
+    if roofline.exchanging_layers:
+        raise ConfigError(
+            f"profile import: expected engine.expert_parallel of 1 or of engine.tensor_parallel "
+            f"({roofline.tensor_parallel}), for no source has all-to-alls, found {roofline.expert_parallel}"
         )
     if source != "aiconfigurator" and (model.num_experts or any(window is not None for window in model.windows)):
         found = f"{model.num_experts} experts" if model.num_experts else "a sliding window"

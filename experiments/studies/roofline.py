@@ -83,6 +83,7 @@ def roofline(
     weight_dtype: str = "bf16",
     kv_cache_dtype: str = "auto",
     tensor_parallel: int = 1,
+    expert_parallel: int = 1,
     gpu_memory_utilization: float = 0.9,
     prompt_tokens: int | None = None,
     cached_tokens: int | None = None,
@@ -97,7 +98,7 @@ def roofline(
     """
     executor = CostExecutor(
         model, hardware, weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype, tensor_parallel=tensor_parallel,
-        gpu_memory_utilization=gpu_memory_utilization,
+        expert_parallel=expert_parallel, gpu_memory_utilization=gpu_memory_utilization,
     )  # fmt: skip
     prompt = prompt_tokens or min(8192, model.max_position_embeddings)
     cached = cached_tokens or prompt * 15 // 16
@@ -109,6 +110,7 @@ def roofline(
         "weight_dtype": line.weight_dtype,
         "kv_cache_dtype": line.kv_cache_dtype,
         "tensor_parallel": tensor_parallel,
+        "expert_parallel": expert_parallel,
         "weight_bytes": line.weight_bytes,
         "kv_bytes_per_token": line.kv_bytes_per_token,
         "context_tokens": context,
@@ -277,7 +279,8 @@ def roofline_job(config: DictConfig) -> None:
     engine = compose.choices(["engine"]).get("engine", "")
     measured = options.measure and (engine == "cuda" or engine == hardware.name == "cpu")
     if engine == "virtual":
-        terms = {name: config.engine[name] for name in ("weight_dtype", "kv_cache_dtype", "tensor_parallel")}
+        names = ("weight_dtype", "kv_cache_dtype", "tensor_parallel", "expert_parallel")
+        terms = {name: config.engine[name] for name in names}
     elif measured:
         terms = {"weight_dtype": cost_dtype(config.engine.dtype)}
     else:

@@ -28,6 +28,8 @@ FIRST_TOKEN, END = 0, 1
 class GrantNotes(Recorder):
     """A recorder that also notes whose prompts the last steps computed: only these can have emitted a first token."""
 
+    meets_clients = False
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.granted: list[str] = []

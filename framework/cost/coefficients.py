@@ -39,7 +39,8 @@ class Coefficients:
     matrix_ns    a step of two tokens or more: products of two matrices, for which a CPU has other kernels
     weights_ns, linear_ns, linear_ridge      projections: floor, per token beyond `linear_ridge` tokens
     experts_ns, expert_token_ns   all experts of all layers read, of which a step reads its share; each token's
-    num_experts, experts_per_token, routing_skew   what that share follows from (`routing.py`); 0 in a dense model
+    num_experts, experts_per_token, routing_skew, expert_devices, expert_sources   what that share follows from
+                 (`routing.py`); 0 experts in a dense model
     token_ns     each token's other traffic
     head_ns, logits_ns, logits_ridge         logits if any row is due: floor, per row beyond `logits_ridge` rows
     row_ns       each row's sampling and traffic
@@ -79,13 +80,16 @@ class Coefficients:
     num_experts: int = 0
     experts_per_token: int = 0
     routing_skew: float = 0.0
+    expert_devices: int = 1
+    expert_sources: int = 1
 
     @classmethod
     def from_roofline(cls, roofline: Roofline, hardware: Hardware) -> Coefficients:
         """The roofline's parts and overheads, taken at one unit of each kind of work."""
 
         def collective(work: Work) -> float:
-            return roofline.collectives(work).transfer_s(hardware) * 1e9
+            parts = roofline.collectives(work), roofline.exchange(work)
+            return sum(part.transfer_s(hardware) for part in parts) * 1e9
 
         decode = _by_part(estimate(roofline, hardware, Work.decode(1)))
         prefill = _by_part(estimate(roofline, hardware, Work(prefill_pairs=1, prefill_keys=1)))
@@ -111,9 +115,9 @@ class Coefficients:
             copy_ns=hardware.copy_us * 1e3, copied_byte_ns=copy["block copies"][1],
             host_ns=(hardware.step_us + hardware.scheduler_us) * 1e3,
             host_request_ns=(hardware.request_us + hardware.scheduler_request_us) * 1e3,
-            experts_ns=chosen_ns * routing.num_experts / routing.chosen if routing.num_experts else 0.0,
+            experts_ns=chosen_ns * routing.num_experts / routing.distinct_of_one if routing.num_experts else 0.0,
             expert_token_ns=expert_ns, num_experts=routing.num_experts, experts_per_token=routing.chosen,
-            routing_skew=routing.skew,
+            routing_skew=routing.skew, expert_devices=routing.devices, expert_sources=routing.sources,
         )  # fmt: skip
 
     @property
@@ -123,7 +127,9 @@ class Coefficients:
 
     @property
     def routing(self) -> Routing:
-        return Routing(self.num_experts, self.experts_per_token, self.routing_skew)
+        return Routing(
+            self.num_experts, self.experts_per_token, self.routing_skew, self.expert_devices, self.expert_sources
+        )
 
     def experts_read_ns(self, tokens: int) -> float:
         """Time of reading the experts that `tokens` tokens choose."""
@@ -166,7 +172,7 @@ def shares_ns(
     (
         idle_ns, step_ns, request_ns, prefill_ns, prefill_step_ns, decode_step_ns, matrix_ns, weights_ns, linear_ns,
         linear_ridge, token_ns, head_ns, logits_ns, logits_ridge, row_ns, key_ns, pair_ns, pair_ridge, decode_key_ns,
-        decode_computes, copy_ns, copied_byte_ns, _, _, _, expert_token_ns, num_experts, _, _,
+        decode_computes, copy_ns, copied_byte_ns, _, _, _, expert_token_ns, num_experts, _, _, _, _,
     ) = rates  # fmt: skip
     compute = memory = 0.0
     overhead = idle_ns

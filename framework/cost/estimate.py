@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schedlab.framework.cost.hardware import Hardware
-from schedlab.framework.cost.roofline import Part, Roofline, Work
+from schedlab.framework.cost.roofline import EXCHANGES, Part, Roofline, Work
 from schedlab.framework.errors import ConfigError
 
 Bound = Literal["compute", "memory", "overhead"]
@@ -72,14 +72,16 @@ def overhead_s(roofline: Roofline, hardware: Hardware, work: Work) -> float:
         us += hardware.attention_us * layers * ((work.prefills > 0) + (work.decodes > 0))
         us += hardware.kernel_us * roofline.kernels
         if roofline.tensor_parallel > 1:
-            us += hardware.collective_us * (2 * layers + 1)
+            us += hardware.collective_us * (2 * layers + 1 - roofline.exchanging_layers)
+        us += hardware.collective_us * EXCHANGES * roofline.exchanging_layers
     return us * 1e-6
 
 
 def estimate(roofline: Roofline, hardware: Hardware, work: Work) -> Estimate:
     """Time of one step of `work`. ConfigError if the hardware lacks an arithmetic or a link that the step needs."""
-    if roofline.tensor_parallel > 1 and not hardware.interconnect_gb_s:
-        raise ConfigError(f"tensor_parallel: expected 1 on hardware={hardware.name}, found {roofline.tensor_parallel}")
+    for name in ("tensor_parallel", "expert_parallel"):
+        if getattr(roofline, name) > 1 and not hardware.interconnect_gb_s:
+            raise ConfigError(f"{name}: expected 1 on hardware={hardware.name}, found {getattr(roofline, name)}")
     parts = roofline.parts(work)
     timed = tuple(Timed(part, part.compute_s(hardware), part.transfer_s(hardware)) for part in parts)
     return Estimate(timed, overhead_s(roofline, hardware, work))

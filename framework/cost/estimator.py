@@ -58,9 +58,10 @@ class CostEstimator:
         weight_dtype: str = "bf16",
         kv_cache_dtype: str = "auto",
         tensor_parallel: int = 1,
+        expert_parallel: int = 1,
         profile: Profile | None = None,
     ) -> None:
-        roofline = Roofline(model, weight_dtype, kv_cache_dtype, tensor_parallel)
+        roofline = Roofline(model, weight_dtype, kv_cache_dtype, tensor_parallel, expert_parallel)
         self._kv_bytes = roofline.kv_bytes_per_token
         self._window = roofline.window
         if profile is None:

@@ -186,6 +186,8 @@ def _experts_of(roofline: Roofline) -> dict[str, Any]:
     }
     if model.expert_dtype is not None:
         sizes["expert_dtype"] = model.expert_dtype
+    if roofline.expert_parallel > 1:
+        sizes["expert_parallel"] = roofline.expert_parallel
     return {"num_experts": routing.num_experts, "num_experts_per_tok": routing.chosen, **sizes}
 
 
@@ -226,6 +228,7 @@ def fit(points: Sequence[Point], routing: Routing = DENSE) -> Coefficients:
     best_loss, best = np.inf, Coefficients()
     experts: dict[str, Any] = {
         "num_experts": routing.num_experts, "experts_per_token": routing.chosen, "routing_skew": routing.skew,
+        "expert_devices": routing.devices, "expert_sources": routing.sources,
     }  # fmt: skip
     for ridge in _candidate_ridges(float(amounts[:, 0].max())):
         rates, loss = robust_rates(design_matrix(amounts, ridge, routing), durations)

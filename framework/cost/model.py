@@ -49,6 +49,7 @@ class CostExecutor:
         weight_dtype: str = "bf16",
         kv_cache_dtype: str = "auto",
         tensor_parallel: int = 1,
+        expert_parallel: int = 1,
         gpu_memory_utilization: float = 0.9,
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 128,
@@ -56,7 +57,7 @@ class CostExecutor:
     ) -> None:
         if not 0 < gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization: expected a share in (0, 1], found {gpu_memory_utilization}")
-        self.roofline = Roofline(model, weight_dtype, kv_cache_dtype, tensor_parallel)
+        self.roofline = Roofline(model, weight_dtype, kv_cache_dtype, tensor_parallel, expert_parallel)
         self.hardware = hardware
         self.scheduler_us = hardware.scheduler_us  # part of every modelled step, with its share a request on top
         self.vocab_size = model.vocab_size

@@ -34,6 +34,8 @@ KERNELS_OF_FEED_FORWARD = 3
 """gate with up, silu·mul, down; of a shared expert too, and there it is added."""
 KERNELS_OF_EXPERTS = 7
 """router, choice, sorting, gate with up of all experts, silu·mul, down of all experts, weighted sum."""
+EXCHANGES = 2
+"""Of a layer whose experts lie with other engines' too: tokens are sent to them, and what they computed back."""
 KERNELS_PER_STEP = 4
 """embedding, last norm, logits, sampling."""
 
@@ -179,19 +181,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A model's parts under given dtypes and tensor parallelism.
+    """A model's parts under given dtypes and parallelism.
 
     Projections follow `weight_dtype`, experts the model's `expert_dtype` if it has one; embedding, head, norms and
     activations stay in 16 bits (32 with fp32 weights). fp8 and fp4 weights are computed in that dtype where the
     hardware can, all others in the activations' dtype. The `kv_cache_dtype` "auto" is the activations'. KV heads are
-    split as far as they go and replicated beyond. ConfigError for an unknown dtype or a degree that does not divide the
-    model.
+    split as far as they go and replicated beyond. Each device holds a slice of every expert, or, above an
+    `expert_parallel` of 1, whole experts: that many devices share them, `tensor_parallel` of them this engine's and the
+    rest those of engines like it with as many tokens in each step. ConfigError for an unknown dtype or a degree that
+    does not divide the model.
     """
 
     model: ModelShape
     weight_dtype: str = "bf16"
     kv_cache_dtype: str = "auto"
     tensor_parallel: int = 1
+    expert_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.weight_dtype not in BITS:
@@ -211,7 +216,7 @@ class Roofline:
             raise ConfigError(f"tensor_parallel: expected at least 1, found {degree}")
         kv_heads = model.num_key_value_heads
         splits = kv_heads % degree == 0 or degree % kv_heads == 0
-        widths = [model.moe_intermediate_size, model.shared_intermediate_size] if model.num_experts else []
+        widths = [self._sliced_width, model.shared_intermediate_size] if model.num_experts else []
         if not model.num_experts or model.num_dense_layers:
             widths.append(model.intermediate_size)
         if not splits or model.num_attention_heads % degree or any(width % degree for width in widths):
@@ -219,6 +224,22 @@ class Roofline:
                 f"tensor_parallel: {degree} does not divide {model.num_attention_heads} attention heads, {kv_heads} "
                 f"key-value heads and an intermediate size of {widths[0]}"
             )
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        degree, experts = self.expert_parallel, self.model.num_experts
+        if degree == 1:
+            return
+        if degree < 1 or degree % self.tensor_parallel or not experts or experts % degree:
+            raise ConfigError(
+                f"expert_parallel: expected 1, or a multiple of tensor_parallel ({self.tensor_parallel}) that divides "
+                f"the model's {experts} experts, found {degree}"
+            )
+
+    @property
+    def _sliced_width(self) -> int:
+        """Of an expert: 0 where no expert is sliced."""
+        return self.model.moe_intermediate_size if self.expert_parallel == 1 else 0
 
     @property
     def window(self) -> Window:
@@ -250,16 +271,23 @@ class Roofline:
 
     @property
     def expert_size(self) -> int:
-        return self.model.moe_intermediate_size // self.tensor_parallel
+        return self.model.moe_intermediate_size // (self.tensor_parallel if self.expert_parallel == 1 else 1)
 
     @property
     def routed_size(self) -> int:
-        """Width of all experts of one token."""
-        return self.model.num_experts_per_tok * self.expert_size
+        """Width of all experts of one token, on one of the devices that share the token."""
+        return self.model.num_experts_per_tok * self.model.moe_intermediate_size // self.tensor_parallel
 
     @property
     def routing(self) -> Routing:
-        return Routing(self.model.num_experts, self.model.num_experts_per_tok, self.model.routing_skew)
+        model, devices = self.model, self.expert_parallel
+        sources = max(devices // self.tensor_parallel, 1)
+        return Routing(model.num_experts, model.num_experts_per_tok, model.routing_skew, devices, sources)
+
+    @property
+    def exchanging_layers(self) -> int:
+        """Layers that send tokens to experts on other engines' devices."""
+        return self.sparse_layers if self.expert_parallel > self.tensor_parallel else 0
 
     @property
     def vocab_size(self) -> int:
@@ -303,7 +331,8 @@ class Roofline:
         """All weights: projections, biases, norms, embedding, and the head unless tied."""
         model, width = self.model, self.activation_dtype
         bias = self.q_size + 2 * self.kv_size if model.qkv_bias else 0
-        experts = nbytes(model.num_experts * self.expert_elements, self.expert_dtype)
+        held = model.num_experts // self.expert_parallel
+        experts = nbytes(held * self.expert_elements, self.expert_dtype)
         matrices = nbytes(self.layer_elements, self.weight_dtype) * model.num_hidden_layers
         matrices += nbytes(self.dense_elements, self.weight_dtype) + experts * self.sparse_layers
         embeddings = self.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
@@ -330,7 +359,7 @@ class Roofline:
         return (
             self.copies(work), self.linears(work), self.experts(work), self.activations(work), self.kv_write(work),
             self.prefill_attention(work), self.decode_attention(work), self.logits(work), self.sampling(work),
-            self.collectives(work),
+            self.collectives(work), self.exchange(work),
         )  # fmt: skip
 
     def copies(self, work: Work) -> Part:
@@ -350,11 +379,14 @@ class Roofline:
         return (*own, self.activation_dtype)
 
     def experts(self, work: Work) -> Part:
-        """The chosen experts: FLOPs of each token's, bytes of those that any token is expected to choose."""
-        layers, elements = self.sparse_layers, self.expert_elements
-        chosen = work.tokens * self.model.num_experts_per_tok
-        read = nbytes(round(layers * self.routing.distinct(work.tokens) * elements), self.expert_dtype)
-        return Part("experts", 2 * chosen * layers * elements, read, self._arithmetic(self.expert_dtype))
+        """The chosen experts: FLOPs of each token's, bytes of those that any token is expected to choose.
+
+        Whole experts are those of the busiest device.
+        """
+        layers, elements, routing = self.sparse_layers, self.expert_elements, self.routing
+        chosen = work.tokens * (routing.busiest if self.expert_parallel > 1 else routing.chosen)
+        read = nbytes(round(layers * routing.distinct(work.tokens) * elements), self.expert_dtype)
+        return Part("experts", round(2 * chosen * layers * elements), read, self._arithmetic(self.expert_dtype))
 
     def activations(self, work: Work) -> Part:
         """The elementwise kernels between projections: two norms with residual, rope, silu·mul."""
@@ -402,9 +434,23 @@ class Roofline:
         return Part("sampling", 3 * elements, nbytes(2 * elements, "fp32"), ("fp32",))
 
     def collectives(self, work: Work) -> Part:
-        """Two all-reduces a layer in a ring, 2 (n - 1) / n of the message each, and one gather of the logits."""
+        """Two all-reduces a layer in a ring, 2 (n - 1) / n of the message each, and one gather of the logits.
+
+        A layer that exchanges tokens reduces once: scattered before the exchange, gathered after it.
+        """
         others = self.tensor_parallel - 1
-        reduced = 2 * 2 * self.model.num_hidden_layers * work.tokens * self.model.hidden_size
+        reductions = 2 * self.model.num_hidden_layers - self.exchanging_layers
+        reduced = 2 * reductions * work.tokens * self.model.hidden_size
         elements = (reduced + work.rows * self.model.vocab_size) * others // self.tensor_parallel
         moved = nbytes(elements, self.activation_dtype)
         return Part("collectives", 0, moved, (), route="interconnect", devices=self.tensor_parallel)
+
+    def exchange(self, work: Work) -> Part:
+        """Two all-to-alls a layer: each device sends its tokens' copies, one for each chosen expert elsewhere.
+
+        Copies are in the activations' dtype both ways; an even choice leaves (n - 1) / n of them elsewhere.
+        """
+        copies = work.tokens * self.model.num_experts_per_tok * (self.expert_parallel - 1)
+        elements = EXCHANGES * self.exchanging_layers * copies * self.model.hidden_size
+        moved = nbytes(elements // (self.expert_parallel * self.tensor_parallel), self.activation_dtype)
+        return Part("exchange", 0, moved, (), route="interconnect", devices=self.expert_parallel)

@@ -2,6 +2,9 @@
 
 A token leaves expert e out with probability 1 - q_e, where the q_e add up to the experts that a token chooses, so that
 T tokens choose it with probability 1 - (1 - q_e)^T. Expert e is as popular as (e + 1)^-skew: 0 is an even choice.
+
+Under expert parallelism whole experts are dealt out to devices in turn, expert e to device e mod n, and a step waits
+for the device with the most popular ones, which is the first. Chance differences between devices are left out.
 """
 
 from __future__ import annotations
@@ -14,14 +17,29 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """`num_experts` of a layer, `chosen` by a token; no experts at all in a dense model."""
+    """`num_experts` of a layer, `chosen` by a token; no experts at all in a dense model.
+
+    The experts lie on `devices`, to which the tokens of `sources` engines like this one come, each with as many.
+    """
 
     num_experts: int = 0
     chosen: int = 0
     skew: float = 0.0
+    devices: int = 1
+    sources: int = 1
+
+    @property
+    def busiest(self) -> float:
+        """Experts of the busiest device that each token of one source makes it compute, those of the others counted."""
+        return self.sources * float(_probabilities(self)[:: self.devices].sum())
+
+    @property
+    def distinct_of_one(self) -> float:
+        """`distinct(1)`, which is a whole number where one device holds all experts."""
+        return self.chosen if self.devices == 1 else self.distinct(1)
 
     def distinct(self, tokens: int) -> float:
-        """Expected number of experts that `tokens` tokens choose among them."""
+        """Expected number of experts of the busiest device that are chosen if every source has `tokens` tokens."""
         return _distinct(self, tokens)
 
     def distinct_of(self, tokens_N: np.ndarray) -> np.ndarray:
@@ -36,7 +54,8 @@ DENSE = Routing()
 
 @lru_cache(maxsize=65536)
 def _distinct(routing: Routing, tokens: int) -> float:
-    return float((1 - (1 - _probabilities(routing)) ** tokens).sum())
+    held = _probabilities(routing)[:: routing.devices]
+    return float((1 - (1 - held) ** (tokens * routing.sources)).sum())
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from schedlab.framework.model.feed_forward import feed_forward
 from schedlab.framework.model.linear import Linear, MakeLinear
 from schedlab.framework.model.rope import rope_tables
 from schedlab.framework.model.weights import LayerWeights, Weights
+from schedlab.kernels.attention import PagedKeys
 from schedlab.kernels.dispatch import Kernels
 
 KVCache = tuple[Tensor, Tensor]
@@ -217,15 +219,14 @@ class Layer:
         return normed.view_as(x_THD)
 
     def _attend(self, q_THD: Tensor, span: Span, cache: KVCache, out_THD: Tensor) -> None:
-        arguments = [q_THD, *cache, span.block_tables_NB, span.context_lens_N]
-        attention = self._kernels.decode_attention
-        if not span.decode:
-            attention = self._kernels.prefill_attention
-            arguments.append(span.query_starts_N1)
-        options = {"scale": self._scale, "window": self._window, "out": out_THD}
+        paged = PagedKeys(*cache, span.block_tables_NB, span.context_lens_N, self._scale, self._window)
+        if span.decode:
+            attention = partial(self._kernels.decode_attention, q_THD, paged, out=out_THD)
+        else:
+            attention = partial(self._kernels.prefill_attention, q_THD, span.query_starts_N1, paged, out=out_THD)
         if self._sinks_H is None:
-            attention(*arguments, **options)
+            attention()
         else:  # a sink adds exp(sink) to the softmax's denominator, whose logarithm the kernel gives
-            _, lse_TH = attention(*arguments, **options, return_lse=True)
+            _, lse_TH = attention(return_lse=True)
             shares_TH = self._kernels.in_tiles(torch.sigmoid, lse_TH - self._sinks_H.to(lse_TH.dtype))
             out_THD.mul_(shares_TH[..., None].to(out_THD.dtype))

@@ -36,11 +36,11 @@ def sampling_arrays(inputs: Inputs, sampling_seed: int) -> tuple[np.ndarray, ...
 
 
 def request_seed(request: EngineRequest, sampling_seed: int) -> int:
-    """The request's own seed, or one from (sampling_seed, request_id); 0 for a greedy request, which needs none."""
+    """The request's own seed, or one from (sampling_seed, logical_id); 0 for a greedy request, which needs none."""
     params = request.sampling or GREEDY
     if params.seed is not None or params.temperature == 0:
         return (params.seed or 0) & (1 << 63) - 1
-    return _named_seed(sampling_seed, request.request_id)
+    return _named_seed(sampling_seed, request.logical_id)
 
 
 @lru_cache(maxsize=1 << 14)

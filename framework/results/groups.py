@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from schedlab.framework.attempts import TIMED_OUT
 from schedlab.framework.request import NS, SLO, EngineRequest
 from schedlab.framework.results.metrics import (
     UNKNOWN,
@@ -40,10 +41,13 @@ MOST_CLIENTS = 16
 
 
 def group_figures(run: Measured, reasons: Mapping[str, int]) -> Summary:
-    """Keys beyond SUMMARY_KEYS; `reasons` counts the rejected requests of the measured window."""
+    """Keys beyond SUMMARY_KEYS; `reasons` counts the requests of the measured window that were rejected or whose
+    clients left."""
     figures: Summary = {f"requests/{reason}": reasons[reason] for reason in TURNED_AWAY if reasons.get(reason)}
     if figures:
         figures["shed_share"] = per(sum(v or 0 for v in figures.values()), len(run.requests) + run.backlog_end)
+    if reasons.get(TIMED_OUT):
+        figures["requests/timed_out"] = reasons[TIMED_OUT]
     codes = np.unique(run.requests["slo"]).tolist()
     if len(codes) > 1:
         for code in codes:
@@ -93,7 +97,7 @@ class ProgramTimes:
 
     def __init__(self) -> None:
         self._spans: dict[str, tuple[int, int]] = {}
-        self._unserved: set[str] = set()
+        self._unserved: dict[str, set[str]] = {}  # requests of programs that had no answer, as yet
 
     def add(self, program: str, request: EngineRequest) -> None:
         """A request of `program` reached its terminal state."""
@@ -101,16 +105,19 @@ class ProgramTimes:
         began, ended = self._spans.get(program, (request.arrival_ns, request.finished_ns))
         end = request.finished_ns + request.delivery_ns
         self._spans[program] = min(began, request.arrival_ns), max(ended, end)
+        unserved = self._unserved.setdefault(program, set())
         if request.state not in ("finished", "length_capped"):
-            self._unserved.add(program)
+            unserved.add(request.logical_id)
+        elif request.attempt:
+            unserved.discard(request.logical_id)
 
     def figures(self) -> Summary:
         """Seconds from the first arrival to the last delivery, of programs all of whose requests were served."""
         if not self._spans:
             return {}
-        times = [end - began for name, (began, end) in self._spans.items() if name not in self._unserved]
+        times = [end - began for name, (began, end) in self._spans.items() if not self._unserved[name]]
         values = np.array(times, dtype=np.int64) / NS
-        told: Summary = {"program/count": len(self._spans), "program/unserved": len(self._unserved)}
+        told: Summary = {"program/count": len(self._spans), "program/unserved": sum(map(bool, self._unserved.values()))}
         if not len(values):
             return told
         told["program/duration/mean"] = float(values.mean())

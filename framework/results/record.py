@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from schedlab.framework.attempts import TIMED_OUT
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import EngineRequest, to_ns
+from schedlab.framework.results.attempts import Attempts
 from schedlab.framework.results.decision_rows import DecisionRows
 from schedlab.framework.results.digest import Decodes, Grants, Pairs
 from schedlab.framework.results.groups import ProgramTimes, group_figures
@@ -48,6 +50,8 @@ class Recorder:
     """
 
     record = "full"
+    meets_clients = True
+    """False for a part of a fleet, where a client may try elsewhere."""
 
     def __init__(self, measurement: Measurement) -> None:
         self.measurement = measurement
@@ -61,7 +65,9 @@ class Recorder:
         self._gaps = TokenGaps()
         self._totals = StepTotals()
         self._requests = MeasuredRequests(measurement.slo)
-        self._rejections: Counter[str] = Counter()  # by reason, up to a colon
+        self._reasons: Counter[str] = Counter()  # of requests that were not served, up to a colon
+        self._attempts = Attempts()
+        self._ended = 0  # requests so far
         self._programs = ProgramTimes()
         self._served: dict[str, int] | None = None
         self._demanded: dict[str, int] | None = None
@@ -129,8 +135,12 @@ class Recorder:
         buffer += request_row(request)
         if request._program is not None and self.measurement.inside(request._arrival_ns):
             self._programs.add(request._program, request)
-        if request._state == "rejected" and self.measurement.inside(request._arrival_ns):
-            self._rejections[(request.reason or "").partition(":")[0]] += 1
+        turned_away = request._state == "rejected" or request.reason == TIMED_OUT
+        if turned_away and self.measurement.inside(request._arrival_ns):
+            self._reasons[(request.reason or "").partition(":")[0]] += 1
+        if request.tried is not None and self.meets_clients:
+            self._attempts.add(request.logical_id, request.tried, self._ended)
+        self._ended += 1
         output = request.recorded_output_tokens
         demanded = request.num_tokens if output is None else request.num_prompt_tokens + output
         self._demanded_buffer.append(demanded)
@@ -159,8 +169,11 @@ class Recorder:
         self.flush()
         run, outside = self._measured(backlog_end)
         summary = {
-            **summarise(run), **group_figures(run, self._rejections), **self._programs.figures(), **self._more_figures()
+            **summarise(run), **group_figures(run, self._reasons), **self._programs.figures(),
+            **self._attempts.figures(self._requests.whole(), run.slos, self.measurement), **self._more_figures(),
         }  # fmt: skip
+        if abandoned := counters.get("abandoned"):
+            summary["requests/abandoned"] = abandoned
         result = {
             "status": "finished",
             "digest": self._hexdigest(),

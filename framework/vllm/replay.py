@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm import EngineArgs, LLMEngine, SamplingParams, __version__
 
+from schedlab.framework.attempts import leaves, leaving_times, why_it_leaves
 from schedlab.framework.clock import Clock
 from schedlab.framework.errors import ConfigError, PolicyStalled, SchedlabError
 from schedlab.framework.limits import EngineConfig, never_fits, set_limits, tokens_served
@@ -162,8 +163,8 @@ class Replay:
         tokens = request.content.tokens(request.num_prompt_tokens, self._vocab_size).tolist()
         self._scheduler.offer(request)
         self._llm.add_request(request.request_id, {"prompt_token_ids": tokens}, sampling_params(request))
-        if request.abort_ns is not None:
-            heapq.heappush(self._aborts, (request.abort_ns, request.order, request))
+        for due_ns in leaving_times(request):
+            heapq.heappush(self._aborts, (due_ns, request.order, request))
 
     @property
     def _vocab_size(self) -> int:
@@ -171,8 +172,9 @@ class Replay:
 
     def _take_aborts(self, now: int) -> None:
         while self._aborts and self._aborts[0][0] <= now:
-            request = heapq.heappop(self._aborts)[2]
-            if request in self.ledger.theirs:
+            due_ns, _, request = heapq.heappop(self._aborts)
+            if request in self.ledger.theirs and leaves(request, due_ns):
+                request.reason = why_it_leaves(request, due_ns)
                 self._llm.abort_request([request.request_id])
 
     def _finished(self, request: EngineRequest, now_ns: int) -> None:

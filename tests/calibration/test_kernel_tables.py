@@ -110,8 +110,8 @@ def test_experts_stand_in_place_of_a_feed_forward(dtype, times, tables, h100) ->
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"num_experts_per_tok": 3}, r"3 of 64 experts of 128 by 64 on 1 devices in bf16, found no dtype of them"),
-    ({"expert_dtype": "mxfp4"}, r"on 1 devices in mxfp4, found bfloat16, fp8, fp8_block of them"),
+    ({"num_experts_per_tok": 3}, r"3 of 64 experts of 128 by 64 on 1 devices, sliced, in bf16, found no dtype of them"),
+    ({"expert_dtype": "mxfp4"}, r"on 1 devices, sliced, in mxfp4, found bfloat16, fp8, fp8_block of them"),
 ])  # fmt: skip
 def test_experts_that_were_not_measured_are_refused(change, said, tables, h100) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -132,6 +132,67 @@ def test_what_a_split_must_divide(model: Load) -> None:
     assert 2 * half.expert_elements == whole.expert_elements
 
 
+def test_whole_experts_on_every_device_of_the_group(model: Load) -> None:
+    """As many bytes and FLOPs as slices of all have where tokens choose evenly and many; fewer bytes of few tokens."""
+    sliced = Roofline(model("qwen3-30b-a3b"), tensor_parallel=4)
+    whole = Roofline(model("qwen3-30b-a3b"), tensor_parallel=4, expert_parallel=4)
+    assert whole.weight_bytes == sliced.weight_bytes
+    for tokens in (1, 7, 4096):
+        one, other = sliced.experts(Work(tokens=tokens)), whole.experts(Work(tokens=tokens))
+        assert (other.flops, other.bytes) == (one.flops, pytest.approx(one.bytes))
+    assert whole.exchange(Work(tokens=9)).bytes == 0, "each device of the group has every token"
+    assert whole.collectives(Work(tokens=9)) == sliced.collectives(Work(tokens=9))
+
+
+def test_experts_shared_with_other_engines(model: Load, hardware: Callable[[str], Hardware]) -> None:
+    """DeepSeek-V3 over 32 devices, 8 of each engine: by hand from 58 layers of 256 experts of 3 · 7168 · 2048."""
+    shape = model("deepseek-v3")
+    line = Roofline(shape, "fp8", "bf16", tensor_parallel=8, expert_parallel=32)
+    held = Roofline(shape, "fp8", "bf16", tensor_parallel=8).weight_bytes - line.weight_bytes
+    assert held == 58 * 3 * 7168 * 2048 * (256 // 8 - 256 // 32), "8 whole experts in place of 32 wholes' worth"
+    work = Work(tokens=64)
+    hit = 8 * (1 - (1 - 8 / 256) ** (64 * 4))
+    assert line.experts(work).bytes == pytest.approx(58 * hit * 3 * 7168 * 2048)
+    assert line.experts(work).flops == pytest.approx(2 * 64 * 8 / 8 * 58 * 3 * 7168 * 2048), "as many come as go"
+    sent = 64 / 8 * 8 * 7168 * 2 * 31 / 32  # bytes of a device's tokens, a copy for each chosen expert elsewhere
+    assert line.exchange(work).bytes == pytest.approx(58 * 2 * sent)
+    assert line.collectives(work).bytes == pytest.approx(((2 * 61 - 58) * 2 * 64 * 7168 * 2) * 7 / 8, abs=2), (
+        "one reduction of a layer that exchanges"
+    )
+    h200 = hardware("h200")
+    exact = estimate(line, h200, Work(64, 64, 64, decode_keys=64_000)).seconds * 1e9
+    coefficients = Coefficients.from_roofline(line, h200)
+    assert coefficients.total_ns(Work(64, 64, 64, decode_keys=64_000)) == pytest.approx(exact, rel=1e-6)
+    assert CostExecutor(shape, h200, weight_dtype="fp8", tensor_parallel=8, expert_parallel=32).jumpable
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.floats(0, 2), st.integers(1, 64))
+def test_the_busiest_device_has_a_mean_share_or_more(devices: int, skew: float, tokens: int) -> None:
+    """It has at least a mean device's experts, at most all, and no device has more by the probabilities themselves."""
+    routing, all_of_them = Routing(16, 3, skew, devices), Routing(16, 3, skew)
+    assert all_of_them.distinct(tokens) / devices <= routing.distinct(tokens) * (1 + 1e-9)
+    assert routing.distinct(tokens) <= min(16 / devices, all_of_them.distinct(tokens)) * (1 + 1e-9)
+    assert 3 / devices <= routing.busiest * (1 + 1e-9)
+    assert Routing(16, 3, skew, devices, 5).distinct(tokens) == routing.distinct(5 * tokens)
+    assert Routing(16, 3, skew, devices, 5).busiest == pytest.approx(5 * routing.busiest)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor_parallel", "expert_parallel"),
+    [("qwen3-30b-a3b", 4, 2), ("qwen3-30b-a3b", 1, 3), ("qwen3-30b-a3b", 1, 0), ("llama3.1-8b", 1, 2)],
+)
+def test_devices_that_experts_can_lie_on(name: str, tensor_parallel: int, expert_parallel: int, model: Load) -> None:
+    said = rf"expert_parallel: expected 1, or a multiple of .* found {expert_parallel}"
+    with pytest.raises(ConfigError, match=said):
+        Roofline(model(name), tensor_parallel=tensor_parallel, expert_parallel=expert_parallel)
+
+
+def test_a_machine_without_links_holds_its_experts_alone(model: Load, hardware: Callable[[str], Hardware]) -> None:
+    line = Roofline(model("olmoe-1b-7b"), expert_parallel=2)
+    with pytest.raises(ConfigError, match="expert_parallel: expected 1 on hardware=cpu, found 2"):
+        estimate(line, hardware("cpu"), Work.decode(1))
+
+
 def test_latent_attention(model: Load, hardware: Callable[[str], Hardware]) -> None:
     """DeepSeek-V3: parameters and active ones as published; 61 layers of 512 + 64 numbers a token, on every device."""
     shape = model("deepseek-v3")

@@ -9,7 +9,7 @@ from schedlab.experiments.bench.truth import WAYS, Judged, Row, page, picture
 
 
 def row(number: int, tpot_s: float, hardware: str = "h100") -> Row:
-    return Row(str(number), "llama3.1-8b", hardware, "vllm", "bf16", 1, 1000, 101, 4, False, 0.1, tpot_s)
+    return Row(str(number), "llama3.1-8b", hardware, "vllm", "bf16", 1, 1, 1000, 101, 4, False, 0.1, tpot_s)
 
 
 def says(factor: float, of: Row) -> dict[str, float]:

@@ -37,6 +37,53 @@ def test_runs_with_rejections_decide_the_same_from_their_own_folders(schedlab, w
     assert parted.code in (0, 1) and "decided:" in parted.out, parted.out + parted.err
 
 
+RETRY = "workload.patience={first_token_s: 0.05, retries: 2, backoff_s: 0.02, jitter: 0.5}"
+
+
+def retried(schedlab, policies, *words):
+    made = schedlab("run", "-m", policies, "engine.max_num_waiting_reqs=4", "observed_at=client", RETRY, *BUSY, *words)
+    assert made.code == 0, made.err
+
+
+def test_runs_with_retries_are_told_and_decide_the_same_from_their_own_folders(schedlab, workspace):
+    retried(schedlab, "policy=fcfs,shedding")
+    runs = [workspace / "sweep" / name for name in "01"]
+    for run in runs:
+        summary = read_run(run).summary
+        assert summary["offered/logical"] == 40 < summary["offered/attempts"]
+        done = schedlab("replay", str(run))
+        assert done.code == 0 and "every token at the same time" in done.out, done.out + done.err
+    told = schedlab("compare", *map(str, runs))
+    assert told.code == 0 and "given up" in told.out, told.out + told.err
+    assert "not offered the same" not in told.out + told.err, "retries are no part of what was offered"
+    assert schedlab("diff", *map(str, runs)).code == schedlab("explain", str(runs[0])).code == 0
+    other = schedlab("replay", str(runs[0]), "--policy", "chunked_prefill", "--out", "other")
+    assert other.code == 0, other.out + other.err
+    assert read_run(workspace / "other").summary["offered/logical"] == 40
+    assert schedlab("replay", "other").code == 0
+
+
+def test_a_measured_run_with_retries_is_decided_again(schedlab, workspace):
+    retried(schedlab, "policy=fcfs", "engine=cpu", "clock=busy", "engine.max_num_seqs=2", "workload.max_requests=16")
+    run = workspace / "sweep" / "0"
+    assert read_run(run).summary["offered/attempts"] > read_run(run).summary["offered/logical"] == 16
+    done = schedlab("replay", str(run))
+    assert done.code == 0 and "the same decisions" in done.out, done.out + done.err
+
+
+def test_clients_of_a_fleet_try_elsewhere(schedlab, workspace):
+    words = ("cluster=replicas", "cluster.replicas=2", "router=round_robin", "engine.max_num_waiting_reqs=2")
+    made = schedlab("run", *words, RETRY, "workload.sessions=recorded", *BUSY[:-1], "hydra.run.dir=out")
+    assert made.code == 0, made.out + made.err
+    summary = read_run(workspace / "out").summary
+    assert summary["offered/logical"] == 40 < summary["offered/attempts"]
+    for name in ("r0", "r1"):
+        folder = workspace / "out" / "replicas" / name
+        assert "offered/logical" not in read_run(folder).summary
+        again = schedlab("replay", str(folder))
+        assert again.code == 0 and "every token at the same time" in again.out, again.out + again.err
+
+
 def test_a_wrong_limit_is_one_line(schedlab, workspace):
     done = schedlab("run", "engine.max_num_waiting_reqs=0", *BUSY[:-1])
     assert done.code != 0

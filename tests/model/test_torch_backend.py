@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlab.kernels import reference, torch_backend
+from schedlab.kernels.attention import PagedKeys
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
@@ -53,17 +54,15 @@ class Case:
         self.q = torch.randn(int(self.starts[-1]), heads, self.head_dim, generator=rng, dtype=torch.float64)
         self.q = self.q.to(self.dtype)
 
-    def prefill(self, kernels, **options):
-        caches = self.k_cache, self.v_cache
-        return kernels.prefill_attention(
-            self.q, *caches, self.tables, self.contexts, self.starts, **{"scale": self.head_dim**-0.5, **options}
-        )
+    def prefill(self, kernels, out=None, return_lse=False, **options):
+        return kernels.prefill_attention(self.q, self.starts, self.paged(**options), out=out, return_lse=return_lse)
 
-    def decode(self, kernels, **options):
-        caches = self.k_cache, self.v_cache
-        return kernels.decode_attention(
-            self.q, *caches, self.tables, self.contexts, **{"scale": self.head_dim**-0.5, **options}
-        )
+    def decode(self, kernels, out=None, return_lse=False, **options):
+        return kernels.decode_attention(self.q, self.paged(**options), out=out, return_lse=return_lse)
+
+    def paged(self, **options):
+        options = {"scale": self.head_dim**-0.5, **options}
+        return PagedKeys(self.k_cache, self.v_cache, self.tables, self.contexts, **options)
 
 
 lengths = st.integers(0, 40).flatmap(lambda context: st.tuples(st.integers(0, context), st.just(context)))
@@ -136,11 +135,9 @@ def test_any_chunking_equals_one_shot():
         pieces = []
         for start in range(0, 40, chunk):
             stop = min(start + chunk, 40)
-            piece = torch_backend.prefill_attention(
-                whole.q[start:stop], whole.k_cache, whole.v_cache, whole.tables, torch.tensor([stop]),
-                torch.tensor([0, stop - start]), scale=8**-0.5,
-            )  # fmt: skip
-            pieces.append(piece)
+            paged = replace(whole.paged(), context_lens_N=torch.tensor([stop]))
+            starts = torch.tensor([0, stop - start])
+            pieces.append(torch_backend.prefill_attention(whole.q[start:stop], starts, paged))
         assert relative_error(torch.cat(pieces), expected) <= 1e-12
 
 
@@ -149,10 +146,8 @@ def test_each_head_equals_its_own_multi_head_run():
     together = case.prefill(torch_backend)
     for head in range(case.q.shape[1]):
         kv = slice(head // 5, head // 5 + 1)
-        alone = torch_backend.prefill_attention(
-            case.q[:, head : head + 1], case.k_cache[:, :, kv], case.v_cache[:, :, kv], case.tables, case.contexts,
-            case.starts, scale=8**-0.5,
-        )  # fmt: skip
+        paged = replace(case.paged(), k_cache=case.k_cache[:, :, kv], v_cache=case.v_cache[:, :, kv])
+        alone = torch_backend.prefill_attention(case.q[:, head : head + 1], case.starts, paged)
         assert relative_error(together[:, head : head + 1], alone) <= 1e-12
 
 
@@ -205,10 +200,8 @@ def test_fp8_cache_with_scales(scale):
         rotated = kernels.rope_kv_write(
             q, k, v, angles.cos(), angles.sin(), *caches, slots, k_scale=scale, v_scale=scale
         )
-        lengths = torch.tensor([9]), torch.tensor([0, 9])
-        outs.append(
-            kernels.prefill_attention(rotated, *caches, tables, *lengths, scale=0.3, k_scale=scale, v_scale=scale)
-        )
+        paged = PagedKeys(*caches, tables, torch.tensor([9]), scale=0.3, k_scale=scale, v_scale=scale)
+        outs.append(kernels.prefill_attention(rotated, torch.tensor([0, 9]), paged))
         outs.append(torch.stack(caches).float())
     assert torch.equal(outs[1], outs[3]) and outs[1].isfinite().all() and outs[1].abs().max() == 448
     assert relative_error(outs[0], outs[2]) <= 2e-6

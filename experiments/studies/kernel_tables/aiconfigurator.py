@@ -136,8 +136,8 @@ class AIConfigurator(Kernels):
         r, model = self.roofline, self.roofline.model
         sizes = {
             "hidden_size": model.hidden_size, "inter_size": model.moe_intermediate_size,
-            "topk": model.num_experts_per_tok, "num_experts": model.num_experts, "moe_tp_size": r.tensor_parallel,
-            "moe_ep_size": 1,
+            "topk": model.num_experts_per_tok, "num_experts": model.num_experts,
+            "moe_tp_size": r.tensor_parallel if r.expert_parallel == 1 else 1, "moe_ep_size": r.expert_parallel,
         }  # fmt: skip
         table = read(path, (*sizes, "moe_dtype", "distribution", "num_tokens", "latency"))
         alike = np.logical_and.reduce([table[name] == size for name, size in sizes.items()])
@@ -148,8 +148,8 @@ class AIConfigurator(Kernels):
         found = ", ".join(sorted(set(table["moe_dtype"][alike].tolist()))) or "no dtype"
         raise ConfigError(
             f"kernel tables: {path}: expected {model.num_experts_per_tok} of {model.num_experts} experts of "
-            f"{model.hidden_size} by {model.moe_intermediate_size} on {r.tensor_parallel} devices in {r.expert_dtype}, "
-            f"found {found} of them"
+            f"{model.hidden_size} by {model.moe_intermediate_size} on {max(r.tensor_parallel, r.expert_parallel)} "
+            f"devices, {'sliced' if r.expert_parallel == 1 else 'whole'}, in {r.expert_dtype}, found {found} of them"
         )
 
     def _attention(self, path: Path, size: str, power: float) -> list[tuple[Surface, float]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from schedlab.kernels.activation import silu_mul
+from schedlab.kernels.attention import PagedKeys
 from schedlab.kernels.attention_decode import decode_attention
 from schedlab.kernels.attention_prefill import prefill_attention
 from schedlab.kernels.kv_write import rope_kv_write
@@ -35,16 +38,16 @@ def attention(
     sequences: int = 4,
     columns: int = 70,
     tokens: int = 300,
-    **options: float | bool,
+    return_lse: bool = False,
+    **options: Any,
 ) -> None:
     cache = meta(1000, 16, kv_heads, head_dim, dtype=cache_dtype or dtype)
-    batch = cache, cache, indices(sequences, columns), indices(sequences)
+    paged = PagedKeys(cache, cache, indices(sequences, columns), indices(sequences), scale=0.1, **options)
     if phase == "prefill":
-        prefill_attention(
-            meta(tokens, heads, head_dim, dtype=dtype), *batch, indices(sequences + 1), scale=0.1, **options
-        )
+        q = meta(tokens, heads, head_dim, dtype=dtype)
+        prefill_attention(q, indices(sequences + 1), paged, return_lse=return_lse)
     else:
-        decode_attention(meta(sequences, heads, head_dim, dtype=dtype), *batch, scale=0.1, **options)
+        decode_attention(meta(sequences, heads, head_dim, dtype=dtype), paged, return_lse=return_lse)
 
 
 def norm(rows: int = 64) -> None:
