@@ -113,7 +113,7 @@ def virtual_engine(manifest: Mapping[str, Any], limits: Mapping[str, Any]) -> di
 
 
 def machine_node(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The machine that a run was on: a CPU is `hardware=cpu`, and vLLM is taken to run on one unless a name was given."""
+    """The machine of a run: `cpu` for engine=cpu, and for vLLM, which is taken to run on one unless one was named."""
     from schedlab.experiments.run.compose import preset
 
     config, engine = manifest["config"], manifest["config"]["engine"]["_target_"]

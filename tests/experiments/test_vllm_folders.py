@@ -3,6 +3,7 @@ runs of the stub, whose manifests say that vLLM's engine made them.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def moved_inside(folder: Path) -> None:
     old = manifest["config"]["engine"]
     engine |= old | {"_target_": "schedlab.experiments.vllm_engine.vllm"}
     manifest |= {"clock": "wall", "kernels": "vllm 0.32.0"}
-    manifest["config"]["engine"], manifest["labels"]["engine"] = engine, "vllm"
+    manifest["config"]["engine"] = engine
+    manifest["labels"]["engine"] = manifest["overrides"]["engine"] = "vllm"
     if manifest["labels"]["policy"] == "decode_priority":
         manifest["labels"]["policy"], manifest["config"]["policy"] = "vllm", {"_target_": OWN}
         manifest["policy"] |= {"class": OWN, "knobs": {}}
@@ -34,12 +36,15 @@ def moved_inside(folder: Path) -> None:
 
 
 @pytest.fixture
-def inside(schedlab, workspace):
-    done = schedlab("run", "-m", f"policy={','.join(POLICIES)}", "engine=stub", *SMALL, "hydra.sweep.dir=inside")
-    assert done.code == 0, done.err
-    for i in range(len(POLICIES)):
-        moved_inside(workspace / "inside" / str(i))
-    return workspace / "inside"
+def inside(schedlab, workspace, tmp_path_factory):
+    """A sweep's folder; made once, as each test gets a copy."""
+    made = tmp_path_factory.getbasetemp() / "inside-vllm"
+    if not made.exists():
+        done = schedlab("run", "-m", f"policy={','.join(POLICIES)}", "engine=stub", *SMALL, f"hydra.sweep.dir={made}")
+        assert done.code == 0, done.err
+        for i in range(len(POLICIES)):
+            moved_inside(made / str(i))
+    return shutil.copytree(made, workspace / "inside")
 
 
 def test_every_command_takes_them(schedlab, inside):
