@@ -257,9 +257,7 @@ def _sdpa(q_LHD: Tensor, keys_HCD: Tensor, values_HCD: Tensor, scale: float, win
     return out.permute(2, 0, 1, 3).reshape(q_LHD.shape)
 
 
-def _explicit(
-    q_LHD: Tensor, keys_HCD: Tensor, values_HCD: Tensor, paged: PagedKeys, lse_LH: Tensor | None
-) -> Tensor:
+def _explicit(q_LHD: Tensor, keys_HCD: Tensor, values_HCD: Tensor, paged: PagedKeys, lse_LH: Tensor | None) -> Tensor:
     """The same with the scores at hand, for a softcap or the log-sum-exp."""
     num_kv_heads, num_keys, head_dim = keys_HCD.shape
     num_rows, wide = len(q_LHD), _wide(q_LHD.dtype)

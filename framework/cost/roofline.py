@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from schedlab.framework.cost.hardware import Hardware, Route, Unit
 from schedlab.framework.cost.routing import Routing
-from schedlab.framework.cost.windows import Window, attention_reach, layers_window, seen
+from schedlab.framework.cost.windows import Window, attention_reach, layers_window, seen, seen_at_most
 from schedlab.framework.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,7 +151,8 @@ class Work:
 
 def windowed_context(batch: Batch, window: Window, ahead: int = 0) -> int:
     """Keys that the decodes of `batch`, `ahead` steps on, read under a sliding window, the query's own included."""
-    return sum(seen(request.num_computed_tokens + 1 + ahead, window) for request in batch.decodes)
+    contexts_N = np.array([request.num_computed_tokens + 1 + ahead for request in batch.decodes], np.int64)
+    return int(seen_at_most(contexts_N, np.ones_like(contexts_N), window).sum())
 
 
 @dataclass(frozen=True, slots=True)

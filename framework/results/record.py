@@ -67,7 +67,7 @@ class Recorder:
         self._requests = MeasuredRequests(measurement.slo)
         self._reasons: Counter[str] = Counter()  # of requests that were not served, up to a colon
         self._attempts = Attempts()
-        self._ended = 0  # requests so far
+        self._num_ended = 0  # requests so far
         self._programs = ProgramTimes()
         self._served: dict[str, int] | None = None
         self._demanded: dict[str, int] | None = None
@@ -139,8 +139,8 @@ class Recorder:
         if turned_away and self.measurement.inside(request._arrival_ns):
             self._reasons[(request.reason or "").partition(":")[0]] += 1
         if request.tried is not None and self.meets_clients:
-            self._attempts.add(request.logical_id, request.tried, self._ended)
-        self._ended += 1
+            self._attempts.add(request.logical_id, request.tried, self._num_ended)
+        self._num_ended += 1
         output = request.recorded_output_tokens
         demanded = request.num_tokens if output is None else request.num_prompt_tokens + output
         self._demanded_buffer.append(demanded)

@@ -79,3 +79,18 @@ def test_such_keys_are_metrics_for_gates_and_verdicts():
     assert better_when("requests/shed") == better_when("shed_share") == -1 and better_when("class/x/offered") == 0
     with pytest.raises(ConfigError, match="no such metric"):
         check_metric("class/urgent/ttft", "--gate")
+
+
+def test_a_class_that_starves_is_seen_beside_the_pooled_share(tmp_path):
+    """299 urgent requests within their limit and 19 of 40 others are 93.8 % of all."""
+    rows = [f"{i},{i},10,4,urgent" for i in range(299)]
+    rows += [f"o{i},{300 + 10 * i},10,{4 if i < 19 else 400},patient" for i in range(40)]
+    path = tmp_path / "t.csv"
+    path.write_text("request_id,arrival,prompt_tokens,output_tokens,slo\n" + "\n".join(rows) + "\n")
+    classes = {"urgent": SLO("urgent", e2e_s=0.5), "patient": SLO("patient", e2e_s=0.5)}
+    workload = Recorded(path=str(path), format="table", time_unit="s", slo_classes=classes)
+    setup = library.engines.virtual("llama3.1-8b", "h100")
+    library.run(ChunkedPrefill(), workload, setup, out=tmp_path / "run")
+    shown = Comparison.read([tmp_path / "run"]).markdown()
+    assert "| SLO met | 93.8% |" in shown
+    assert "| urgent: SLO met | 100.0% |" in shown and "| patient: SLO met | 47.5% |" in shown
