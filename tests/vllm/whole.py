@@ -1,5 +1,7 @@
 """vLLM's whole engine in this process, under one policy after another: what `engine=vllm` runs in its own."""
 
+from contextlib import closing
+
 import rig
 
 from schedlab.framework.clock import WallClock
@@ -48,11 +50,13 @@ class Whole:
     def serve(self, policy, *requests):
         """Serve all of `requests`; the source, the tables, and the scheduler that did it."""
         config = EngineConfig(**self.limits)
-        recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
+        recorder = self.recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
         source = Watched(list(requests))
         engine = self.under(policy).attach(source, config, WallClock(), recorder)
-        engine.run()
-        return source, recorder.close(backlog_end=engine.num_unfinished, counters=engine.counters()), engine._scheduler
+        with closing(engine):
+            engine.run()
+            tables = recorder.close(backlog_end=engine.num_unfinished, counters=engine.counters())
+        return source, tables, engine._scheduler
 
     def close(self):
         Steered.settings = None
