@@ -24,7 +24,7 @@ CORE := $(BIN)/python setup.py --quiet build_ext --inplace
 # pip compiles one file after another; some files of some packages are no Python and are passed over.
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
-.PHONY: demo test test-full test-interpreted test-vllm core lint format clean
+.PHONY: demo test test-full test-interpreted test-vllm core docs lint format clean
 
 demo: $(VENV)/.installed
 	@$(CORE)
@@ -68,6 +68,15 @@ test-vllm: $(VLLM_ENVS:%=%/.installed)
 	.venv-vllm-$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	SCHEDLAB_INTERPRETED=1 .venv-vllm-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
+
+# The site, in build/site. Its pages lie as they do here, so that links between them hold; one that does not is an error.
+# The name of a file after a block's language is what its heading shows there.
+docs: $(VENV)/.installed
+	$(PIP) -e ".[docs]" $(TORCH)
+	rm -rf build/pages && mkdir -p build/pages
+	cp -r --parents README.md ARCHITECTURE.md CHANGELOG.md docs workloads/README.md experiments/bench/results build/pages
+	find build/pages -name '*.md' -exec sed -i -E 's/^```(\w+) (\S+)$$/```\1 title="\2"/' {} +
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -44,6 +44,8 @@ native = typer.Typer(help="Kernels compiled for this processor, an extra of engi
 app.add_typer(native, name="kernels")
 profiles = typer.Typer(help="Cost profiles of the virtual clock.")
 app.add_typer(profiles, name="profile")
+tracked = typer.Typer(help="Weights & Biases, beside what every run leaves there.")
+app.add_typer(tracked, name="wandb")
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # whichever copy of click this typer brings
 FORWARDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -178,6 +180,24 @@ def profile_import(context: typer.Context) -> None:
     import_profile(context.args)
 
 
+@tracked.callback()
+def of_wandb() -> None:
+    """Keeps `view` a command of its own name, though it is the only one."""
+
+
+@tracked.command()
+def view(
+    project: Annotated[str, typer.Option(help="of W&B")] = "schedlab",
+    entity: Annotated[str | None, typer.Option(help="the user or team whose project it is")] = None,
+    out: Annotated[Path, typer.Option(help="the file with what the view shows")] = Path("wandb_view.json"),
+    save: Annotated[bool, typer.Option("--save", help="make it a view of the project; needs a login")] = False,
+) -> None:
+    """The panels that compare policies: bars, curves against rate, Pareto, CDFs, steps; a file, or a saved view."""
+    from schedlab.experiments.run.wandb_view import view_command
+
+    view_command(project, entity, out, save)
+
+
 TraceFile = Annotated[Path, typer.Argument(help="a trace file, - for standard input, or a run directory")]
 Format = Annotated[str | None, typer.Option(help="of the file; detected by its keys when left out")]
 IdTokens = Annotated[int | None, typer.Option(help="tokens that one block id of the trace stands for")]
@@ -253,12 +273,14 @@ def bench(
     out: Annotated[Path, typer.Option(help="where leaderboard.md and leaderboard.json go")] = Path("leaderboard"),
     runs: Annotated[Path, typer.Option(help="the runs, which are made once")] = Path("outputs/bench"),
     n_jobs: Annotated[int, typer.Option(help="processes; -1: as many as there are processors")] = -1,
+    format: Annotated[str, typer.Option(help="terminal, json, markdown or csv")] = "terminal",
 ) -> None:
     """Every policy on fixed cells of traffic, load and SLO: one normalised table."""
     from schedlab.experiments.studies.leaderboard import bench as run_bench
     from schedlab.experiments.sweep.pool import processes_for
 
-    run_bench(policy, traffic, out, runs, processes_for(n_jobs, "--n-jobs"))
+    commands.check_form(format)
+    run_bench(policy, traffic, out, runs, processes_for(n_jobs, "--n-jobs"), format)
 
 
 @app.command()

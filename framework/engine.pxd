@@ -21,6 +21,7 @@ cdef class Engine:
     cdef public dict _requests, _served, _demanded
     cdef public list _aborts, _abort_ids
     cdef public Py_ssize_t _boundaries, _next_audit
+    cdef public bint _awaits_release
     cdef Chains _chains
     cdef Jump _jump
 
@@ -41,6 +42,7 @@ cdef class Engine:
     cdef _schedule(self, Step step)
     cdef _check(self, Decision decision)
     cdef _check_wakes(self, until_ns, now_ns)
+    cdef _await_release(self, Decision decision)
     cdef _check_held(self, Decision decision)
     cdef str _head_lacks(self, Decision decision)
     cpdef _stop_ns(self, now)

@@ -76,6 +76,7 @@ class Engine:
         self.standing_until: float | None = None  # a held decision stands before this time; None: ask the policy
         self.horizon_ns: float = math.inf  # where the caller of `step` wants the engine back
         self._idle_until_ns: float | None = None  # what the policy chose, while nothing that would wake it has happened
+        self._awaits_release = False  # it idles because blocks that could be granted are held
         self._observe = self._tell if type(policy).observe is not Policy.observe else None
         self._requests: dict[str, EngineRequest] = {}
         self._aborts: list[tuple[int, int, EngineRequest]] = []
@@ -184,7 +185,9 @@ class Engine:
             raise ConfigError(f"request {request._request_id}: a request of this name is already in the engine")
         self._idle_until_ns = None
         now = self.clock.now()
-        reason = never_fits(request, self.config) or refusal(request, self.ledger, self.config, self.admission, now)
+        reason = never_fits(request, self.config)
+        if reason is None and request not in self.ledger.held:
+            reason = refusal(request, self.ledger, self.config, self.admission, now)
         if reason is not None:
             request.reason = reason
             self._record_end(request, "rejected", now)
@@ -205,6 +208,22 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Withdraw a request at the next boundary; unknown or finished ones are ignored."""
         self._abort_ids.append(request_id)
+
+    def reserve(self, request: EngineRequest) -> bool:
+        """Take blocks for a request whose keys and values come from another engine, before it arrives; False if there
+        are too few."""
+        reserved = self.ledger.reserve(request)
+        if reserved:
+            self.standing_until = None
+        return reserved
+
+    def release(self, request: EngineRequest, now_ns: int) -> None:
+        """What `request` handed over has been read: others may have its blocks."""
+        self.ledger.release(request)
+        if self._awaits_release:
+            self._awaits_release = False
+            self._idle_until_ns = None
+            self.clock.idle_until(now_ns)
 
     def audit(self) -> None:
         """Check every invariant of the books; raises AssertionError on the first that is broken."""
@@ -294,6 +313,7 @@ class Engine:
 
     def _ask(self, now: int) -> None:
         self.standing_until = self._idle_until_ns = None
+        self._awaits_release = False
         self.clock.start()
         step = Step(self.ledger, self.name, self.num_steps, now, self.config.max_num_batched_tokens)
         scheduler_us = self._schedule(step)
@@ -341,8 +361,15 @@ class Engine:
                 raise PolicyError(self.name, "granted tokens and called idle_until in one step")
             if len(decision.rejected) < len(self._requests):
                 self._check_wakes(decision.idle_until_ns, decision.now_ns)
-        elif not (decision.prefills or decision.decodes or decision.rejected):
+        elif not (decision.prefills or decision.decodes or decision.rejected or self.ledger.take_back_received()):
+            self._await_release(decision)
+
+    def _await_release(self, decision: Decision) -> None:
+        """Nothing was granted: if blocks are held, one of them may be what is missing."""
+        if not self.ledger.held or min(self.next_event_ns(), self.horizon_ns) == math.inf:
             raise PolicyStalled(self.name, "granted nothing and did not idle: " + self._head_lacks(decision))
+        self._awaits_release = True
+        decision.idle_until_ns = math.inf
 
     def _check_wakes(self, until_ns: float, now_ns: int) -> None:
         if until_ns <= now_ns or min(until_ns, self.next_event_ns(), self.horizon_ns) == math.inf:
@@ -350,6 +377,10 @@ class Engine:
 
     def _check_held(self, decision: Decision) -> None:
         idle = decision.idle_until_ns is not None
+        if not (decision.prefills or decision.preempted or decision.rejected or decision.decodes or idle):
+            decision.hold_until_ns = None
+            self._check(decision)
+            return
         if decision.prefills or decision.preempted or decision.rejected or idle or not decision.decodes_all:
             self._check(decision)
             raise PolicyError(self.name, "hold is legal only when a step grants one token to all of decoding, no more")
@@ -446,7 +477,7 @@ class Engine:
     def _leave(self, request: EngineRequest, state: State, now: int) -> None:
         if self.columns is not None and request.slot >= 0:
             self.columns.leave(request, request.slot)
-        self.ledger.leave(request, keep=state != "failed")
+        self.ledger.leave(request, keep=state != "failed", hold=request.hands_over and state == "finished")
         self.standing_until = None
         del self._requests[request._request_id]
         self._served[request._client] = self._served.get(request._client, 0) + tokens_served(request)

@@ -67,7 +67,10 @@ def _audit_places(ledger: Ledger) -> None:
     assert sorted(map(_ADMISSION, ledger.prefilling + ledger.decode_set.members)) == [*map(_ADMISSION, running)]
     slots = [r.slot for r in running] + ledger.free_slots
     assert len(slots) == len(set(slots)), "a slot is in two places"
-    assert {*map(_OWNED, waiting)} <= {(-1, 0)} and not any(map(_TABLE, waiting)), "a waiting request owns something"
+    assert {*map(_OWNED, waiting)} <= {(-1, 0)}, "a waiting request owns something"
+    received = [request for request in waiting if request.block_table]
+    assert {*map(_STATE, received)} <= {"waiting"}, "a waiting request owns blocks that it did not receive"
+    assert {*map(_STATE, ledger.held)} <= {"loading", "finished"}, "a request in a wrong state holds blocks"
 
 
 def _ascending(numbers: Iterable[int]) -> bool:
@@ -80,10 +83,12 @@ def _audit_blocks(ledger: Ledger) -> None:
     indexed = [*chain.from_iterable(span.blocks for span in cache.index.values())]
     cached = np.bincount(integers(indexed), minlength=pool.num_blocks)
     owners = np.zeros(pool.num_blocks, dtype=np.int64)
-    for request in ledger.running:
+    for request in [*ledger.running, *ledger.held, *filter(_TABLE, ledger.waiting)]:
         table = integers(request.block_table)
+        comes = request._state in ("loading", "waiting")
+        tokens = request.num_tokens if comes else request.num_computed_tokens
         assert len(set(request.block_table)) == len(table), f"{request}: a block is twice in its table"
-        assert len(table) == ledger.blocks_for(request.num_computed_tokens), f"{request}: table of the wrong length"
+        assert len(table) == ledger.blocks_for(tokens), f"{request}: table of the wrong length"
         owners[table] += 1
     unowned = sum(span.num_unowned for span in cache.index.values())
     assert unowned == cache.num_unowned, f"{cache.num_unowned} unowned blocks counted, {unowned} found"
@@ -98,7 +103,7 @@ def _audit_spans(ledger: Ledger, present: dict[EngineRequest, int]) -> None:
     """`present` is how many groups of each request's chain are cached."""
     cache = ledger.cache
     held: dict[bytes, list[int]] = {}
-    for request in ledger.running:
+    for request in [*ledger.running, *ledger.held]:
         left = request.num_published
         published = chain.from_iterable(span.blocks[:n] for span, n in cache._spans(request.chain, 0, left))
         assert request.block_table[:left] == [*published], f"{request}: not the blocks that it published"

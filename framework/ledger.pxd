@@ -14,7 +14,7 @@ cdef class Ledger(Books):
     cdef public HostPool host
     cdef public OrderedRequests queue, prompts
     cdef public list waiting, prefilling, free_slots, copies_out, copies_in
-    cdef public dict running
+    cdef public dict running, held
     cdef public Py_ssize_t _admissions, _arrivals
 
     @cython.locals(request=EngineRequest)
@@ -26,9 +26,12 @@ cdef class Ledger(Books):
     cdef _stash_preempted(self, EngineRequest request)
     cdef Py_ssize_t _identify_computed(self, EngineRequest request)
     cdef _vacate(self, EngineRequest request)
+    cdef _give_slot_back(self, EngineRequest request)
+    cdef _hold(self, EngineRequest request)
+    cdef _drop_received(self, EngineRequest request)
     cpdef enter_running(self, EngineRequest request)
     cpdef enter_waiting(self, EngineRequest request)
     cpdef enter_decoding(self, EngineRequest request)
     cpdef publish(self, EngineRequest request)
-    cdef _leave_running(self, EngineRequest request, bint keep)
+    cdef _leave_running(self, EngineRequest request, bint keep, bint hold)
     cpdef commit(self)

@@ -20,6 +20,7 @@ from schedlab.framework.request import NOT_DECODING, EngineRequest, Request
 class Ledger(Books):
     """The engine's own books. `waiting` is in arrival order, `running` and `prefilling` in admission order.
 
+    `held` own blocks and neither wait nor run: their keys and values are on their way to another engine, or from one.
     An admission beside running requests leaves `watermark_blocks` free.
     """
 
@@ -48,6 +49,7 @@ class Ledger(Books):
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self.copies_out: list[tuple[int, int]] = []
         self.copies_in: list[tuple[int, int]] = []
+        self.held: dict[EngineRequest, None] = {}
         self._admissions = 0
         self._arrivals = 0
 
@@ -88,7 +90,7 @@ class Ledger(Books):
     def quote(self, request: EngineRequest) -> Quote:
         computed = request._base_computed + request._clock.tick
         if request.watched is None:  # it runs, or has no identity by which anything of it could be found
-            return Quote(computed, 0, len(request.block_table) if request._state == "running" else 0, self.block_size)
+            return Quote(computed, 0, len(request.block_table), self.block_size)
         hit = self.cache.hit_blocks(request)
         held = hit - self.cache.unowned_in_hit(request, hit) if hit else 0
         return Quote(max(hit * self.block_size, computed), hit, held, self.block_size)
@@ -114,7 +116,10 @@ class Ledger(Books):
         """`request` waits for the first time."""
         request.order = self._arrivals
         self._arrivals += 1
-        if self.prefix_caching:
+        if request in self.held:
+            del self.held[request]
+            request._state = "waiting"
+        elif self.prefix_caching:
             request.chain = request.content.chain(request._num_prompt_tokens, self.block_size)
             request.promised_groups = len(request.chain.keys)
         self.queue.add(request.order, request)
@@ -125,8 +130,8 @@ class Ledger(Books):
     def admit(self, request: EngineRequest, quote: Quote, tokens: int) -> None:
         start, hit = quote.start, quote.hit
         self.cache.unwatch(request)
-        table = request.block_table = self.cache.adopt(request, hit) if hit else []
-        table += self.cache.allocate(self.blocks_for(start + tokens) - hit, table[-1] if table else NOBODY)
+        table = request.block_table = self.cache.adopt(request, hit) if hit else request.block_table
+        table += self.cache.allocate(self.blocks_for(start + tokens) - len(table), table[-1] if table else NOBODY)
         if request.promised_groups:
             self.cache.start_computing(request)
         if request.host_blocks and start == request._base_computed:  # what the cache lost comes from the host
@@ -138,9 +143,13 @@ class Ledger(Books):
         if request.host_blocks:
             back = set(request.host_blocks)
             self.copies_in = [(host, block) for host, block in self.copies_in if host not in back]
-        self._vacate(request)
+        kept = request._state == "waiting" and request._base_computed > 0
+        if kept:
+            self._give_slot_back(request)
+        else:
+            self._vacate(request)
         self.cache.watch(request)
-        return "swap" if request.host_blocks else "recompute"
+        return "swap" if request.host_blocks or kept else "recompute"
 
     def grow(self, requests: Collection[EngineRequest]) -> None:
         self.cache.make_free(len(requests))
@@ -214,6 +223,9 @@ class Ledger(Books):
         if request.num_published:
             self.cache.release(request)
         request.block_table = []
+        self._give_slot_back(request)
+
+    def _give_slot_back(self, request: EngineRequest) -> None:
         self.free_slots.append(request.slot)
         request.slot = -1
 
@@ -247,18 +259,21 @@ class Ledger(Books):
             computed = min(request._base_computed, request._num_prompt_tokens)
             self.cache.publish(request, computed // self.block_size)
 
-    def leave(self, request: EngineRequest, *, keep: bool = True) -> None:
-        """`request` reached a terminal state, wherever it was. `keep=False`: what it computed must not be reused."""
+    def leave(self, request: EngineRequest, *, keep: bool = True, hold: bool = False) -> None:
+        """`request` reached a terminal state, wherever it was. `keep=False`: what it computed must not be reused;
+        `hold=True`: it ran, and keeps its blocks until `release`."""
         if request in self.running:
-            self._leave_running(request, keep)
+            self._leave_running(request, keep, hold)
         else:
             self.queue.remove(request.order)
             self.cache.unwatch(request)
             self.host.give_back(request.host_blocks)
             request.host_blocks = []
-        request.chain = NO_IDENTITY
+            self._drop_received(request)
+        if not hold:
+            request.chain = NO_IDENTITY
 
-    def _leave_running(self, request: EngineRequest, keep: bool) -> None:
+    def _leave_running(self, request: EngineRequest, keep: bool, hold: bool) -> None:
         if request._clock is not NOT_DECODING:
             self.decode_set.leave(request)
         else:
@@ -266,7 +281,57 @@ class Ledger(Books):
         del self.running[request]
         if keep and request.content.shares_output:
             self.cache.publish(request, self._identify_computed(request))
-        self._vacate(request)
+        if hold:
+            self._hold(request)
+        else:
+            self._vacate(request)
+
+    # -- keys and values that move between engines --
+
+    def _hold(self, request: EngineRequest) -> None:
+        if request.promised_groups:
+            self.cache.stop_computing(request)
+            request.promised_groups = 0
+        self._give_slot_back(request)
+        self.held[request] = None
+
+    def release(self, request: EngineRequest) -> None:
+        """What `request` held has been read: published blocks stay cached, the others are free."""
+        del self.held[request]
+        self.pool.give_back(request.block_table[request.num_published :])
+        if request.num_published:
+            self.cache.release(request)
+        request.block_table = []
+        request.chain = NO_IDENTITY
+
+    def reserve(self, request: EngineRequest) -> bool:
+        """Take blocks for all tokens of `request`, whose keys and values come from elsewhere; it holds them from now on
+        until it runs. False if there are too few, or if a request waits that has none of its own."""
+        need = self.blocks_for(request.num_tokens)
+        if need + self.reserved_blocks > self.cache.num_free:
+            return False
+        for other in self.waiting:
+            if not other.block_table:
+                return False
+        request.block_table = self.cache.allocate(need)
+        request._state = "loading"
+        self.held[request] = None
+        return True
+
+    def take_back_received(self) -> bool:
+        """The last waiting request that holds blocks loses them, and computes again; False if none does."""
+        for request in reversed(self.waiting):
+            if request.block_table:
+                self._drop_received(request)
+                request.lost_tokens, request._base_computed = request._base_computed, 0
+                request._num_preemptions += 1
+                request._state = "preempted"
+                return True
+        return False
+
+    def _drop_received(self, request: EngineRequest) -> None:
+        self.pool.give_back(request.block_table)
+        request.block_table = []
 
     def commit(self) -> None:
         """The step has run: what victims left behind becomes visible."""

@@ -16,4 +16,5 @@ cdef class EngineRequest(Request):
     cdef public long long visible_ns, delivery_ns, emitted_ns
     cdef public Py_ssize_t final_tokens, order, admission, slot, step, promised_groups, num_published
     cdef public Py_ssize_t resumed_tokens, recomputed_tokens, lost_tokens, swaps
+    cdef public bint hands_over
     cdef public list block_table, host_blocks, output_token_ids

@@ -273,8 +273,8 @@ class EngineRequest(Request):
 
     __slots__ = (
         "abort_ns", "admission", "block_table", "cached_tokens", "chain", "content", "delivery_ns", "emitted_ns",
-        "final_tokens", "finished_ns", "first_scheduled_ns", "host_blocks", "lost_tokens", "num_published", "order",
-        "output_token_ids", "promised_groups", "reason", "recomputed_tokens",
+        "final_tokens", "finished_ns", "first_scheduled_ns", "hands_over", "host_blocks", "lost_tokens",
+        "num_published", "order", "output_token_ids", "promised_groups", "reason", "recomputed_tokens",
         "recorded_output_tokens", "resumed_tokens",
         "sampling", "slot", "source_row", "step", "swaps", "tried", "visible_ns", "watched",
     )  # fmt: skip
@@ -328,6 +328,7 @@ class EngineRequest(Request):
         self.resumed_tokens = 0  # found again by resumes
         self.recomputed_tokens = 0
         self.lost_tokens = 0  # computed before the last preemption by recompute
+        self.hands_over = False  # its blocks are read by another engine when it has finished
         self.swaps = 0
         self.reason: str | None = None
         self.tried: Attempt | None = None  # of a client that leaves, or tries again
@@ -367,6 +368,15 @@ class EngineRequest(Request):
     def see_at_client(self, first_token_ns: int | None) -> None:
         """Its first token is what its consumer had first, not what was computed first."""
         self._first_token_ns = first_token_ns
+
+    def continue_from(self, part: EngineRequest, state: State, num_tokens: int, num_computed_tokens: int) -> None:
+        """It goes on where `part`, which another engine served, ended: with its counts so far, and these lengths."""
+        self.mirror(state, num_tokens, num_computed_tokens)
+        self.first_scheduled_ns, self.cached_tokens = part.first_scheduled_ns, part.cached_tokens
+        self.resumed_tokens, self.recomputed_tokens = part.resumed_tokens, part.recomputed_tokens
+        self.swaps, self._num_preemptions, self.reason = part.swaps, part.num_preemptions, part.reason
+        if num_tokens > self._num_prompt_tokens:
+            self._first_token_ns, self.emitted_ns = part.first_token_ns, part.emitted_ns
 
     def mirror(self, state: State, num_tokens: int, num_computed_tokens: int) -> None:
         """Take over what another engine, whose books are not `Ledger`, says of this request now."""

@@ -20,6 +20,11 @@ Trust = Annotated[bool, typer.Option("--trust", help="import classes that a run 
 FORMS = ("terminal", "json", "markdown", "csv")
 
 
+def check_form(form: str) -> None:
+    if form not in FORMS:
+        raise ConfigError(f"--format {form}: expected one of {', '.join(FORMS)}")
+
+
 def compare(
     directories: Annotated[list[Path], typer.Argument(help="run or sweep directories")],
     baseline: Annotated[
@@ -44,8 +49,7 @@ def compare(
     """Table of finished runs, and verdicts from paired replicates: better, worse, below what matters, inconclusive."""
     from schedlab.experiments.analysis import compare as comparing
 
-    if format not in FORMS:
-        raise ConfigError(f"--format {format}: expected one of {', '.join(FORMS)}")
+    check_form(format)
     if wandb not in (None, "offline", "online", "disabled"):
         raise ConfigError(f"--wandb {wandb}: expected offline, online or disabled")
     if not 0.5 <= level < 1:

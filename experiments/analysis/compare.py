@@ -181,14 +181,14 @@ def show_runs(comparison: Comparison, console: Console | None = None) -> None:
     if len(comparison.runs) <= SIDE_BY_SIDE or len(groups) == len(comparison.complete):
         comparison.show()
         return
-    names = list(groups)
+    header = names = list(groups)
     rows = [[figure.heading, *(mean_text(groups[name], figure) for name in names)] for figure in FIGURES]
     rows = [["replicates", *(str(len(groups[name])) for name in names)], *rows]
     rows = [row for row in rows if set(row[1:]) != {UNKNOWN}]
     if len(names) > SIDE_BY_SIDE:
         headings, *values = zip(*rows, strict=True)
-        names, rows = list(headings), [[name, *of] for name, of in zip(names, values, strict=True)]
-    print_table(console, ["mean of replicates, 95 % interval", *names], rows, comparison.notes)
+        header, rows = list(headings), [[name, *of] for name, of in zip(names, values, strict=True)]
+    print_table(console, ["mean of replicates, 95 % interval", *header], rows, comparison.notes, names)
 
 
 def replicates_of(comparison: Comparison) -> dict[str, list[Run]]:

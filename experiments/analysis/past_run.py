@@ -106,6 +106,10 @@ class PastRun:
             raise ConfigError(f"{self.directory}: the run is {tables.status}; only a finished run is executed again")
         if tables.manifest is None:
             raise ConfigError(f"{self.directory}: no manifest.json, which says what the run was made of")
+        if tables.manifest.get("labels", {}).get("pool") == "decode":
+            raise ConfigError(
+                f"{self.directory}: a decode replica, whose prompts other replicas computed; run the fleet again"
+            )
         return tables
 
     @property

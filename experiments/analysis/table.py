@@ -217,7 +217,7 @@ class Comparison:
         from rich.console import Console
 
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        print_table(console, *self.laid_out(), self.notes)
+        print_table(console, *self.laid_out(), self.notes, self.names)
 
     def markdown(self) -> str:
         header, rows = self.laid_out()
@@ -240,10 +240,8 @@ class Comparison:
         return ["name", "directory", "status", *labels, *figures], rows
 
     def csv(self) -> str:
-        text = io.StringIO()
         header, rows = self.wide()
-        csv.writer(text, lineterminator="\n").writerows([header, *rows])
-        return text.getvalue()
+        return written(header, rows)
 
     def write(self, directory: Path) -> None:
         """comparison.md, comparison.json and comparison.csv."""
@@ -252,10 +250,17 @@ class Comparison:
         write_json(directory / "comparison.json", self.as_json())
 
 
-def print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
-    """Names on the left, figures on the right, `notes` below."""
+def print_table(
+    console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], names: Sequence[str]
+) -> None:
+    """Names on the left, figures on the right, `notes` below; `names` that would be broken are numbers told below."""
     from rich.table import Table
 
+    if len(names) > 1 and unbroken_width(header, rows) > console.width:
+        numbers = {name: f"#{number}" for number, name in enumerate(names, 1)}
+        header = [numbers.get(name, name) for name in header]
+        rows = [[numbers.get(row[0], row[0]), *row[1:]] for row in rows]
+        notes = [*(f"{number}  {name}" for name, number in numbers.items()), *notes]
     table = Table(box=None, pad_edge=False)
     table.add_column(header[0], overflow="fold")  # a name that is too long is broken, and nothing of it left out
     for heading in header[1:]:
@@ -265,6 +270,26 @@ def print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence
     console.print(table)
     for note in notes:
         console.print(note, markup=False, soft_wrap=True)
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """CSV of rows by the names of their columns; one that a row lacks is empty in it."""
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    return written(header, [[row.get(key) for key in header] for row in rows])
+
+
+def written(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def unbroken_width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Columns of a terminal that the table takes if lines are broken between words alone."""
+    widest = [
+        max(len(word) for cell in column for word in [*cell.split(), ""]) for column in zip(header, *rows, strict=True)
+    ]
+    return sum(widest) + 2 * (len(widest) - 1)
 
 
 def headline(tables: RunTables) -> str:

@@ -128,15 +128,9 @@ class CapacityFound(Shown):
 
     def rows(self) -> list[Row]:
         """A row a policy; rates in requests/s, bounds of their 95 % interval."""
-        return [
-            {
-                "policy": found.policy, "requests_per_s": found.mean,
-                "low": found.interval.low if found.interval else None,
-                "high": found.interval.high if found.interval else None,
-                "against_first": found.against_first, "p": found.p, "verdict": found.verdict,
-            }
-            for found in self.study.capacities
-        ]  # fmt: skip
+        from schedlab.experiments.studies import capacity_result
+
+        return [*capacity_result.figures(self.study)]
 
     def as_json(self) -> dict[str, Any]:
         """What capacity.json holds."""

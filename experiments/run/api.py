@@ -107,6 +107,8 @@ class Experiment:
         check_window(self.measurement, trace)
         if self._stop_strings() is not None:
             raise ConfigError("cluster: requests that end at a text (sampling.stop) need a single engine")
+        if plan.decode is not None and (trace.output_tokens < 0).any():
+            raise ConfigError(f"cluster=disaggregated: expected the length of every answer, {trace.name} lacks some")
         tied = trace.after is not None and bool((trace.after >= 0).any())
         closed = tied or bool(impatience(self.workload))
         manifest = self.manifest() if out else {}

@@ -17,11 +17,13 @@ from schedlab.experiments.engines import EngineSetup
 from schedlab.experiments.run.manifest import config_hash, source_of, write_manifest
 from schedlab.experiments.run.offered import Counted, Logged
 from schedlab.framework.admission import Admission
+from schedlab.framework.cluster.disaggregated import Disaggregated, FirstToken
 from schedlab.framework.cluster.fleet import AT_ONCE, Timing
-from schedlab.framework.cluster.loop import Cluster
+from schedlab.framework.cluster.loop import Cluster, PoolSetup
 from schedlab.framework.cluster.replica import ReplicaRecorder, ReplicaSetup, ReplicaWriter
 from schedlab.framework.cluster.results import FleetNotes
 from schedlab.framework.cluster.router import Router
+from schedlab.framework.cluster.transfer import Link
 from schedlab.framework.cost.estimator import Estimator
 from schedlab.framework.cost.expand import rates_of
 from schedlab.framework.cost.model import CostExecutor
@@ -63,28 +65,63 @@ class Member:
 
 
 @dataclass(frozen=True)
-class FleetPlan:
-    """Replicas and the router before them."""
+class DecodePool:
+    """The second pool of a disaggregated fleet, and how the first one's replicas are linked to it."""
 
     router: Router
     members: Sequence[Member]
     timing: Timing = AT_ONCE
+    link: Link = field(default_factory=Link)
+    first_token: FirstToken = "decode"
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise ConfigError("cluster.replicas: expected at least one replica, found none")
-        names = [member.name for member in self.members]
+            raise ConfigError("cluster.decode: expected at least one replica, found none")
+        if self.first_token not in ("prefill", "decode"):
+            raise ConfigError(f"cluster.first_token: expected prefill or decode, found {self.first_token!r}")
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """Replicas and the router before them; with `decode`, they serve prompts alone."""
+
+    router: Router
+    members: Sequence[Member]
+    timing: Timing = AT_ONCE
+    decode: DecodePool | None = None
+
+    def __post_init__(self) -> None:
+        pool = "replicas" if self.decode is None else "prefill"
+        if not self.members:
+            raise ConfigError(f"cluster.{pool}: expected at least one replica, found none")
+        names = [member.name for member in self.all]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"cluster.replicas: two replicas are named {twice[0]}; give their entries names")
-        for member in self.members:
+            raise ConfigError(f"cluster.{pool}: two replicas are named {twice[0]}; give their entries names")
+        for member in self.all:
             if member.engine.python is not None:
                 raise ConfigError(f"cluster: engine={member.engine.name} runs in a process of its own, not in a fleet")
+            if self.decode is not None and not isinstance(member.engine.executor, CostExecutor):
+                raise ConfigError(
+                    f"cluster=disaggregated: keys and values travel in modelled time alone; expected engine=virtual, "
+                    f"found {member.engine.name}"
+                )
         self._check_executors()
+
+    @property
+    def all(self) -> Sequence[Member]:
+        """Of both pools, the first one's before the second's."""
+        return [*self.members, *(() if self.decode is None else self.decode.members)]
+
+    def pool_of(self, member: Member) -> dict[str, str]:
+        """A label of each replica, where there are two pools."""
+        if self.decode is None:
+            return {}
+        return {"pool": "decode" if member in self.decode.members else "prefill"}
 
     def _check_executors(self) -> None:
         """Only modelled durations have no state."""
         owners: dict[int, str] = {}
-        for member in self.members:
+        for member in self.all:
             executor = member.engine.executor
             if isinstance(executor, CostExecutor):
                 continue
@@ -97,7 +134,7 @@ class FleetPlan:
 
     def clock_name(self, name: str) -> str:
         """What `clock=name` means for all replicas. ConfigError for real time, of which each would need its own."""
-        meant = {member.engine.clock_name(name) for member in self.members}
+        meant = {member.engine.clock_name(name) for member in self.all}
         if len(meant) > 1:
             raise ConfigError(f"cluster: expected one kind of clock for all replicas, found {', '.join(sorted(meant))}")
         if meant == {"wall"}:
@@ -122,13 +159,28 @@ class FleetRun:
         """The replicas before their first event; `stack` closes their files."""
         if self.out is not None and (earlier := self.out / REPLICAS).is_dir() and not earlier.is_symlink():
             shutil.rmtree(earlier)
-        setups = [self._setup(member, source.total, stack) for member in self.plan.members]
-        cluster = Cluster(
-            setups, copy.deepcopy(self.plan.router), source, recorder,
-            closed_loop=closed_loop, seed=seed, timing=self.plan.timing,
-        )  # fmt: skip
-        recorder.begin(cluster.replicas, cluster.counts)
+        cluster = self._cluster(source, recorder, stack, closed_loop, seed)
+        senders = 0 if self.plan.decode is None else len(self.plan.members)
+        recorder.begin(cluster.replicas, cluster.counts, senders)
         return cluster
+
+    def _cluster(
+        self, source: Counted, recorder: FleetNotes, stack: ExitStack, closed_loop: bool, seed: int
+    ) -> Cluster:
+        plan, decode = self.plan, self.plan.decode
+        first = self._pool(plan, source.total, stack)
+        if decode is not None:
+            return Disaggregated(
+                first, self._pool(decode, source.total, stack), source, recorder, link=decode.link,
+                first_token=decode.first_token, seed=seed,
+            )  # fmt: skip
+        return Cluster(
+            first.setups, first.router, source, recorder, closed_loop=closed_loop, seed=seed, timing=first.timing
+        )
+
+    def _pool(self, pool: FleetPlan | DecodePool, total: int, stack: ExitStack) -> PoolSetup:
+        setups = [self._setup(member, total, stack) for member in pool.members]
+        return PoolSetup(setups, copy.deepcopy(pool.router), pool.timing)
 
     def close(self, recorder: FleetNotes, counters: Mapping[str, int]) -> RunTables:
         """The results of the replicas, then those of the fleet."""
@@ -138,7 +190,7 @@ class FleetRun:
         return recorder.close_fleet(counted, dict(counters))
 
     def _pairs(self) -> Iterator[tuple[Counted, Member]]:
-        return zip(self.sources, self.plan.members, strict=True)
+        return zip(self.sources, self.plan.all, strict=True)
 
     def _setup(self, member: Member, total: int, stack: ExitStack) -> ReplicaSetup:
         def build(queue: Source) -> Engine:
@@ -171,7 +223,7 @@ class FleetRun:
         return {
             **self.manifest,
             "workload": workload,  # whose clients try elsewhere: to a replica, each attempt is a request
-            "labels": {**self.manifest["labels"], "replica": member.name},
+            "labels": {**self.manifest["labels"], "replica": member.name, **self.plan.pool_of(member)},
             "config": config,
             "config_hash": config_hash(config),
             "engine": asdict(member.engine.config),

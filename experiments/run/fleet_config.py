@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from schedlab.experiments.run import compose
 from schedlab.experiments.run.checks import check_arguments
-from schedlab.experiments.run.fleet import FleetPlan, Member
+from schedlab.experiments.run.fleet import DecodePool, FleetPlan, Member
+from schedlab.framework.cluster.disaggregated import FirstToken
 from schedlab.framework.cluster.fleet import Timing
 from schedlab.framework.cluster.router import Router
+from schedlab.framework.cluster.transfer import Link
 from schedlab.framework.errors import ConfigError
 
 TIMING = tuple(Timing.__dataclass_fields__)
 """Keys of `router` that are not its class's."""
+LINK = tuple(Link.__dataclass_fields__)
 ENTRY = ("count", "name", "hardware", "engine", "policy")
-"""Keys of an entry of the list `cluster.replicas`."""
+"""Keys of an entry of the list `cluster.replicas`, `cluster.prefill` or `cluster.decode`."""
 
 
 class Replicas:
@@ -25,27 +28,66 @@ class Replicas:
     each of `count` replicas that differ in `hardware`, `policy` (names of options) or keys of `engine`."""
 
     def __init__(self, replicas: int | list[dict[str, Any]] = 4) -> None:
-        entries = [{"count": replicas}] if isinstance(replicas, int) else replicas
-        for entry in entries:
-            check_entry(entry)
-        self.entries = entries
+        self.entries = entries_of(replicas, "replicas")
 
     def plan(self, resolved: Mapping[str, Any]) -> FleetPlan:
-        members = [member for entry in self.entries for member in members_of(entry, resolved)]
         router, timing = router_of(resolved["router"])
-        return FleetPlan(router, members, timing)
+        return FleetPlan(router, all_members(self.entries, resolved, "r"), timing)
 
 
-def check_entry(entry: Any) -> None:
-    """ConfigError for what is no entry of `cluster.replicas`."""
+class TwoPools:
+    """`cluster=disaggregated`: `prefill` and `decode` are as `replicas` of `cluster=replicas`; `decode_router` names
+    another router for the second pool."""
+
+    def __init__(
+        self,
+        prefill: int | list[dict[str, Any]] = 2,
+        decode: int | list[dict[str, Any]] = 2,
+        decode_router: str | None = None,
+        link: Mapping[str, float] | None = None,
+        first_token: FirstToken = "decode",
+    ) -> None:
+        self.prefill, self.decode = entries_of(prefill, "prefill"), entries_of(decode, "decode")
+        self.decode_router, self.first_token = decode_router, first_token
+        self.link = link_of(link or {})
+
+    def plan(self, resolved: Mapping[str, Any]) -> FleetPlan:
+        router, timing = router_of(resolved["router"])
+        told = resolved["router"] if self.decode_router is None else compose.preset("router", self.decode_router)
+        other, its_timing = router_of(told)
+        decode = DecodePool(other, all_members(self.decode, resolved, "d"), its_timing, self.link, self.first_token)
+        return FleetPlan(router, all_members(self.prefill, resolved, "p"), timing, decode)
+
+
+def link_of(keys: Mapping[str, float]) -> Link:
+    for key in keys:
+        if key not in LINK:
+            raise ConfigError(compose.no_such(f"cluster.link.{key}: no such key", key, LINK, "a link"))
+    check_arguments("cluster.link", keys, Link)
+    return Link(**keys)
+
+
+def entries_of(told: int | list[dict[str, Any]], pool: str) -> list[dict[str, Any]]:
+    """Of `cluster.POOL`, a number or a list. ConfigError for what is no entry."""
+    entries = [{"count": told}] if isinstance(told, int) else told
+    for entry in entries:
+        check_entry(entry, pool)
+    return entries
+
+
+def check_entry(entry: Any, pool: str) -> None:
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"cluster.replicas: expected a number or a list of mappings, found {entry!r}")
+        raise ConfigError(f"cluster.{pool}: expected a number or a list of mappings, found {entry!r}")
     for key in entry:
         if key not in ENTRY:
-            raise ConfigError(compose.no_such(f"cluster.replicas: {key}: no such key", key, ENTRY, "an entry"))
+            raise ConfigError(compose.no_such(f"cluster.{pool}: {key}: no such key", key, ENTRY, "an entry"))
     count = entry.get("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"cluster.replicas: count: expected 1 or more, found {count!r}")
+        raise ConfigError(f"cluster.{pool}: count: expected 1 or more, found {count!r}")
+
+
+def all_members(entries: Iterable[Mapping[str, Any]], resolved: Mapping[str, Any], name: str) -> list[Member]:
+    return [member for entry in entries for member in members_of({"name": name, **entry}, resolved)]
 
 
 def fleet_of(resolved: Mapping[str, Any]) -> FleetPlan | None:
@@ -73,7 +115,7 @@ def members_of(entry: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iterato
     """The replicas of one entry."""
     config = entry_config(entry, resolved)
     member = Member(
-        name=entry.get("name", "r"),
+        name=entry["name"],
         policy=compose.build(config["policy"], "policy"),
         engine=compose.build(config["engine"], "engine"),
         hardware=str(config["hardware"].get("name", "")),

@@ -29,6 +29,7 @@ from schedlab.experiments.run.messages import drawing, short
 from schedlab.experiments.run.progress import progress
 from schedlab.experiments.run.tracking import NoTracker, Tracker, WandbConfig, start_tracker
 from schedlab.experiments.sweep import resume
+from schedlab.experiments.sweep.varying import words_that_vary
 from schedlab.framework.errors import ConfigError, SchedlabError
 from schedlab.framework.results.metrics import Measurement
 from schedlab.framework.results.reader import read_run
@@ -138,7 +139,8 @@ def run_job(config: DictConfig) -> float | list[float] | None:
         Comparison([Run(directory, tables)]).show()
         print(f"in {short(directory)}")
     else:
-        print(f"{directory.name}: {verb}{headline(tables)}")
+        varying = " ".join(words_that_vary(sweep, compose.overrides()))
+        print(f"{directory.name}: {verb}{headline(tables)}{varying and f' ({varying})'}")
     if why := why_nothing_was_served(tables):
         print(f"{directory.name}: {why}", file=sys.stderr)
         if sweep is None:

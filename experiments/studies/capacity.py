@@ -33,6 +33,7 @@ from schedlab.framework.policy import Policy
 from schedlab.framework.predictors import Predictor
 from schedlab.framework.request import SLO
 from schedlab.framework.stages import ClientView
+from schedlab.workloads.colocation import OnlineOffline
 from schedlab.workloads.select import scale_time
 from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered, Workload
@@ -272,10 +273,18 @@ def capacity_job(config: DictConfig) -> None:
     from schedlab.experiments.run import compose
     from schedlab.experiments.run.checks import check_arguments
     from schedlab.experiments.run.messages import short
+    from schedlab.experiments.studies.fleet_size import fleet_size_job
+    from schedlab.experiments.studies.pool_size import pool_size_job
 
     keys = compose.resolve(config.capacity)
     check_arguments("capacity", keys, CapacityOptions)
     options = CapacityOptions(**keys)
+    if config.cluster or config.router:
+        fleet_size_job(config, options)
+        return
+    if isinstance(workload := compose.build(config.workload, "workload"), OnlineOffline):
+        pool_size_job(config, workload, options)
+        return
     found = study(bench_of(config, options), options)
     directory = compose.output_directory()
     capacity_result.show(found)
@@ -295,9 +304,12 @@ def bench_of(config: DictConfig, options: CapacityOptions, chosen: Mapping[str, 
     slo = compose.build_optional(config.slo, "slo")
     if slo is None or not slo.limited:
         raise ConfigError("capacity: expected an SLO class with a limit, found slo=none; choose one of conf/slo")
+    workload = compose.build(config.workload, "workload")
+    if isinstance(workload, OnlineOffline):
+        raise ConfigError("capacity: rates are of one kind of traffic; `schedlab capacity` sizes a pool of batch work")
     return CapacityBench(
         policies=policies_of(config, options.policies, "capacity.policies"),
-        workload=compose.build(config.workload, "workload"),
+        workload=workload,
         make_engine=lambda: compose.build(config.engine, "engine"),
         slo=slo,
         make_predictor=lambda: compose.build_optional(config.predictor, "predictor"),

@@ -1,4 +1,4 @@
-"""What a capacity study finds, and how that is shown: a table, capacity.json and .md, the curves with their knees."""
+"""What a capacity study finds, and how it is shown: a table, capacity.json, .md, .csv, the curves with their knees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.analysis.statistics import Interval
-from schedlab.experiments.analysis.table import slo_line
+from schedlab.experiments.analysis.table import csv_of, slo_line
 from schedlab.experiments.analysis.verdicts import EFFECT
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
@@ -162,6 +162,19 @@ def show(study: CapacityStudy) -> None:
         console.print(note, markup=False, soft_wrap=True)
 
 
+def figures(study: CapacityStudy) -> list[dict[str, Any]]:
+    """A row a policy; rates in requests/s, bounds of their 95 % interval."""
+    return [
+        {
+            "policy": found.policy, "requests_per_s": found.mean,
+            "low": found.interval.low if found.interval else None,
+            "high": found.interval.high if found.interval else None,
+            "against_first": found.against_first, "p": found.p, "verdict": found.verdict,
+        }
+        for found in study.capacities
+    ]  # fmt: skip
+
+
 def as_json(study: CapacityStudy) -> dict[str, Any]:
     return {**asdict(study), "notes": notes(study)}
 
@@ -173,9 +186,10 @@ def markdown(study: CapacityStudy) -> str:
 
 
 def write(study: CapacityStudy, directory: Path, *, plots: bool) -> None:
-    """capacity.json, capacity.md, and plots/capacity.png."""
+    """capacity.json, capacity.md, capacity.csv, and plots/capacity.png."""
     (directory / "capacity.json").write_text(json.dumps(as_json(study), indent=1) + "\n", encoding="utf-8")
     (directory / "capacity.md").write_text(markdown(study), encoding="utf-8")
+    (directory / "capacity.csv").write_text(csv_of(figures(study)), encoding="utf-8")
     if plots and study.curves:
         from schedlab.experiments.analysis.plots import save
 

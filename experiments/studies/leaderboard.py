@@ -325,8 +325,28 @@ def as_json(found: Sequence[Entry], seeds: Sequence[int]) -> str:
     return "{\n" + ",\n".join([*parts, '"figures": [\n' + ",\n".join(rows) + "\n]"]) + "\n}\n"
 
 
-def bench(policies: Sequence[str] | None, traffic: Sequence[str] | None, out: Path, runs: Path, processes: int) -> None:
-    """The command: run what is missing, print the table, write leaderboard.md and leaderboard.json into `out`."""
+def as_csv(found: Sequence[Entry], seeds: Sequence[int]) -> str:
+    """A row for each policy in each cell: its figures, and its goodput at each seed."""
+    from schedlab.experiments.analysis.table import csv_of
+
+    return csv_of([
+        {
+            "policy": entry.policy, "cell": entry.cell.name, "error": entry.error, **entry.figures,
+            **{f"goodput_{seed}": goodput for seed, goodput in zip(seeds, entry.goodputs, strict=True)},
+        }
+        for entry in sorted(found, key=lambda entry: (entry.policy, entry.cell.name))
+    ])  # fmt: skip
+
+
+def bench(
+    policies: Sequence[str] | None,
+    traffic: Sequence[str] | None,
+    out: Path,
+    runs: Path,
+    processes: int,
+    form: str = "terminal",
+) -> None:
+    """The command: run what is missing, print the table, write leaderboard.md, .json and .csv into `out`."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -342,8 +362,12 @@ def bench(policies: Sequence[str] | None, traffic: Sequence[str] | None, out: Pa
         if unknown := [word for word in asked if word not in known]:
             raise ConfigError(f"bench: {name} {unknown[0]}: there are {', '.join(sorted(known))}")
     found = entries(list(policies or there), chosen, seeds, runs, processes)
-    show(found)
+    texts = {"markdown": markdown(found, seeds), "json": as_json(found, seeds), "csv": as_csv(found, seeds)}
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / f"{NAME}.md", markdown(found, seeds))
-    write_whole(out / f"{NAME}.json", as_json(found, seeds))
-    print(f"in {out / NAME}.md and .json")
+    for kind, ending in {"markdown": "md", "json": "json", "csv": "csv"}.items():
+        write_whole(out / f"{NAME}.{ending}", texts[kind])
+    if form != "terminal":
+        print(texts[form], end="")
+        return
+    show(found)
+    print(f"in {out / NAME}.md, .json and .csv")

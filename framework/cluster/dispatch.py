@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from schedlab.framework.cluster.fleet import AT_ONCE, Deferred, Fleet, Timing, TurnedAway
@@ -9,11 +10,14 @@ from schedlab.framework.cluster.replica import END, Replica
 from schedlab.framework.cluster.router import Ended, FirstToken, Router, RouterEvent, Sent, check_router
 from schedlab.framework.cluster.view import ReplicaView
 from schedlab.framework.errors import PolicyError, SchedlabError, policy_fault
-from schedlab.framework.request import EngineRequest
+from schedlab.framework.request import EngineRequest, to_ns
 
 
 class Dispatch:
-    """A router and the fleet that it sees. Faults of the router name it."""
+    """A router and the fleet that it sees. Faults of the router name it.
+
+    Replicas report their gauges every `scrape_ns`, or never where the router reads none.
+    """
 
     def __init__(
         self, router: Router, members: Sequence[Replica], *, pool: str = "", seed: int = 0, timing: Timing = AT_ONCE
@@ -24,6 +28,19 @@ class Dispatch:
         self.members = list(members)
         self.fleet = Fleet(self.name, router.needs, members, pool, seed, timing)
         self._listens = type(router).observe is not Router.observe
+        self._scrape_ns = to_ns(timing.scrape_s) if "gauges" in router.needs else math.inf
+        self._scraped_ns = 0
+
+    @property
+    def next_scrape_ns(self) -> float:
+        return self._scraped_ns + self._scrape_ns
+
+    def scrape(self, until_ns: int) -> None:
+        """Read the gauges at the last time at which they are due up to `until_ns`, before which nothing can change."""
+        self._scraped_ns = int(until_ns // self._scrape_ns * self._scrape_ns)
+        for replica in self.members:
+            replica.run_until(self._scraped_ns)
+            replica.report(self._scraped_ns)
 
     def route(self, request: EngineRequest, now_ns: int) -> Replica | Deferred | TurnedAway:
         """Ask the router. PolicyError for an answer that is none."""

@@ -17,7 +17,8 @@ class Load:
         self._sent: dict[EngineRequest, tuple[int, int]] = {}  # (tokens of the context, to be computed first)
 
     def send(self, request: EngineRequest) -> None:
-        context, pending = request.num_tokens, request.num_uncomputed_tokens
+        context = request.num_tokens
+        pending = request.num_uncomputed_tokens if request.first_token_ns is None else 0
         self._sent[request] = context, pending
         self.in_flight += 1
         self.num_routed += 1

@@ -107,7 +107,7 @@ class Replica:
         self.index = index
         self.name = setup.name
         self.setup = setup
-        self.queue = ReplicaQueue(coming, self._note_end)
+        self.queue = ReplicaQueue(coming, self.note_end)
         self.engine = setup.build(self.queue)
         self.load = Load()
         self.news: deque[tuple[int, int, EngineRequest]] = deque()
@@ -129,12 +129,30 @@ class Replica:
         due = self.queue.due_ns
         return min(self.engine.wakes_ns(), due if due == math.inf else max(due, self.engine.now_ns))
 
-    def put(self, request: EngineRequest, now_ns: int) -> None:
+    def expect(self, request: EngineRequest) -> None:
         """`request` is routed here."""
-        self._quiet_ns = 0.0
-        self._unstarted[request.request_id] = request
-        self.queue.put(request, now_ns)
+        if request.first_token_ns is None:
+            self._unstarted[request.request_id] = request
         self.load.send(request)
+
+    def put(self, request: EngineRequest, now_ns: int) -> None:
+        """`request` arrives here."""
+        self._quiet_ns = 0.0
+        self.queue.put(request, now_ns)
+
+    def forget(self, request: EngineRequest, now_ns: int) -> None:
+        """`request` was routed here and ended before it arrived."""
+        self._unstarted.pop(request.request_id, None)
+        self.news.append((now_ns, END, request))
+
+    def reserve(self, request: EngineRequest) -> bool:
+        """Take blocks for what `request` has computed elsewhere; False if there are too few now."""
+        self._quiet_ns = 0.0
+        return self.engine.reserve(request)
+
+    def stop_at(self, now_ns: int) -> None:
+        """The step that is on, which began at `now_ns`, is not followed by others before the fleet goes on."""
+        self.engine.horizon_ns = now_ns
 
     def run_until(self, horizon_ns: float) -> None:
         """Run every step that begins before `horizon_ns`."""
@@ -194,7 +212,8 @@ class Replica:
         del self._unstarted[request.request_id]
         self.news.append((request.first_token_ns, FIRST_TOKEN, request))
 
-    def _note_end(self, request: EngineRequest, now_ns: int) -> None:
+    def note_end(self, request: EngineRequest, now_ns: int) -> None:
+        """`request` left."""
         if request.first_token_ns is not None and request.request_id in self._unstarted:
             self._note_first_token(request)
         self._unstarted.pop(request.request_id, None)

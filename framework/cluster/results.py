@@ -13,7 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from schedlab.framework.cluster.replica import Replica
+from schedlab.framework.cluster.transfer import Transfer
 from schedlab.framework.request import NS, EngineRequest
 from schedlab.framework.results import packed
 from schedlab.framework.results.histogram import Histogram
@@ -23,41 +26,62 @@ from schedlab.framework.results.step_totals import StepTotals
 from schedlab.framework.results.tables import RunTables
 from schedlab.framework.results.writer import RunWriter
 
-ROUTES = "routes.jsonl"
+ROUTES, TRANSFERS = "routes.jsonl", "transfers.jsonl"
 
 
-class Routes:
-    """Who went where, in order, with a digest; written as it comes where there is a directory."""
+class Rows:
+    """Rows of one kind, in order, with a digest; where there is a directory, they are written there as `name`."""
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+    def __init__(self, name: str, directory: Path | None = None) -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
         self._file = None
         if directory is not None:
-            for path in packed.paths(directory, ROUTES):
+            for path in packed.paths(directory, name):
                 path.unlink(missing_ok=True)
-            self._file = packed.PackedText(packed.find(directory, ROUTES))
+            self._file = packed.PackedText(packed.find(directory, name))
 
-    def add(self, request: EngineRequest, replica: Replica | None, now_ns: int) -> None:
-        row = {
-            "time_s": now_ns / NS,
-            "request_id": request.request_id,
-            "replica": None if replica is None else replica.name,
-        }
+    def add(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row, separators=(",", ":")) + "\n"
-        self._hash.update(line.encode())
+        self.hash.update(line.encode())
         if self._file is not None:
             self._file.write(line)
-
-    def hexdigest(self, replicas: Sequence[str]) -> str:
-        """Of the routes and the replicas' digests in order."""
-        whole = self._hash.copy()
-        for digest in replicas:
-            whole.update(digest.encode())
-        return whole.hexdigest()
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+class Transfers:
+    """What came over the links: figures, and rows as they came."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.rows = Rows(TRANSFERS, directory)
+        self._took_ns = list[int]()
+        self._waited_ns = self._busy_ns = 0
+
+    def add(self, transfer: Transfer) -> None:
+        self.rows.add(
+            {
+                "request_id": transfer.request_id, "source": transfer.source, "target": transfer.target,
+                "tokens": transfer.tokens, "bytes": transfer.num_bytes, "ready_s": transfer.ready_ns / NS,
+                "reserved_s": transfer.reserved_ns / NS, "begun_s": transfer.begun_ns / NS,
+                "done_s": transfer.done_ns / NS,
+            }
+        )  # fmt: skip
+        self._took_ns.append(transfer.done_ns - transfer.ready_ns)
+        self._waited_ns += transfer.begun_ns - transfer.reserved_ns
+        self._busy_ns += transfer.wire_ns
+
+    def figures(self, link_ns: int) -> Summary:
+        """Seconds; utilization is of the replicas' ways out, over `link_ns` together."""
+        number = len(self._took_ns)
+        return {
+            "transfers": number,
+            "transfer/mean": per(sum(self._took_ns), number * NS),
+            "transfer/p99": float(np.percentile(self._took_ns, 99)) / NS if number else None,
+            "link/wait": per(self._waited_ns, number * NS),
+            "link/utilization": per(self._busy_ns, link_ns),
+        }
 
 
 class TokensInFlight:
@@ -85,15 +109,22 @@ class FleetNotes(Recorder):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.routes = Routes(getattr(self, "directory", None))
+        folder: Path | None = getattr(self, "directory", None)
+        self.routes = Rows(ROUTES, folder)
+        self.transfers: Transfers | None = None
+        if folder is not None:
+            packed.find(folder, TRANSFERS).unlink(missing_ok=True)
         self.counts: Counter[str] = Counter()
         self._replicas: Sequence[Replica] = ()
         self._parts: list[Recorder] = []
         self._closed: list[RunTables] = []
         self._tokens = TokensInFlight(0)
 
-    def begin(self, replicas: Sequence[Replica], counts: Counter[str]) -> None:
-        """`counts` are events of the fleet that happen more than once to a request, as they are counted."""
+    def begin(self, replicas: Sequence[Replica], counts: Counter[str], senders: int = 0) -> None:
+        """`counts` are events of the fleet that happen more than once to a request, as they are counted; `senders`
+        replicas send keys and values to others."""
+        if senders:
+            self.transfers, self._senders = Transfers(getattr(self, "directory", None)), senders
         self._replicas, self.counts = replicas, counts
         self._parts = [replica.engine.recorder for replica in replicas]
         self._tokens = TokensInFlight(len(replicas))
@@ -101,9 +132,17 @@ class FleetNotes(Recorder):
     # -- told by the clock --
 
     def routed(self, request: EngineRequest, replica: Replica | None, now_ns: int) -> None:
-        self.routes.add(request, replica, now_ns)
+        name = None if replica is None else replica.name
+        self.routes.add({"time_s": now_ns / NS, "request_id": request.request_id, "replica": name})
         if replica is not None:
             self._tokens.send(request, replica.index, now_ns)
+
+    def left(self, request: EngineRequest) -> None:
+        self._tokens.end(request)
+
+    def transferred(self, transfer: Transfer) -> None:
+        assert self.transfers is not None
+        self.transfers.add(transfer)
 
     def ended(self, request: EngineRequest) -> None:
         self._tokens.end(request)
@@ -120,10 +159,18 @@ class FleetNotes(Recorder):
         ]
         self._step_rows = sum(tables.result["rows"]["steps"] for tables in self._closed)
         self.routes.close()
+        if self.transfers is not None:
+            self.transfers.rows.close()
         return self.close(backlog_end=sum(unfinished), counters=fleet_counters)
 
     def _hexdigest(self) -> str:
-        return self.routes.hexdigest([str(tables.digest) for tables in self._closed])
+        """Of the routes, the transfers, and the replicas' digests in order."""
+        whole = self.routes.hash.copy()
+        if self.transfers is not None:
+            whole.update(self.transfers.rows.hash.digest())
+        for tables in self._closed:
+            whole.update(str(tables.digest).encode())
+        return whole.hexdigest()
 
     def _told_pressure(self) -> dict[str, float | int | None]:
         steps = [tables.summary["steps"] or 0 for tables in self._closed]
@@ -146,12 +193,15 @@ class FleetNotes(Recorder):
 
     def _more_figures(self) -> Summary:
         most = [tables.summary["kv/utilization_max"] for tables in self._closed]
+        span_ns = max(replica.engine.now_ns for replica in self._replicas)
         figures: Summary = {
             "kv/utilization_max": max((value for value in most if value is not None), default=None),
             "load/imbalance": self._tokens.imbalance(),
-            "replica_seconds": len(self._replicas) * max(r.engine.now_ns for r in self._replicas) / NS,
+            "replica_seconds": len(self._replicas) * span_ns / NS,
             "routed": sum(replica.load.num_routed for replica in self._replicas),
         }
+        if self.transfers is not None:
+            figures |= self.transfers.figures(self._senders * span_ns)
         figures |= {name: count for name, count in sorted(self.counts.items()) if count}
         if len(self._replicas) > 1:
             for replica, tables in zip(self._replicas, self._closed, strict=True):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schedlab.framework.clock import VirtualClock
+from schedlab.framework.cluster.disaggregated import Disaggregated, FirstToken
 from schedlab.framework.cluster.fleet import AT_ONCE, Timing
-from schedlab.framework.cluster.loop import Cluster
-from schedlab.framework.cluster.replica import Replica, ReplicaRecorder, ReplicaSetup
+from schedlab.framework.cluster.loop import Cluster, PoolSetup
+from schedlab.framework.cluster.replica import END, Replica, ReplicaRecorder, ReplicaSetup
 from schedlab.framework.cluster.results import FleetRecorder
 from schedlab.framework.cluster.router import Router
+from schedlab.framework.cluster.transfer import Link, Transfer
 from schedlab.framework.cost.estimator import Estimator
 from schedlab.framework.engine import Engine
 from schedlab.framework.executor import Executor
@@ -71,10 +73,15 @@ class RoutedRecorder(FleetRecorder):
         super().__init__(measurement)
         self.sent: list[tuple[EngineRequest, str | None, int]] = []
         self.ends: list[EngineRequest] = []
+        self.moved: list[Transfer] = []
 
     def routed(self, request: EngineRequest, replica: Replica | None, now_ns: int) -> None:
         self.sent.append((request, None if replica is None else replica.name, now_ns))
         super().routed(request, replica, now_ns)
+
+    def transferred(self, transfer: Transfer) -> None:
+        self.moved.append(transfer)
+        super().transferred(transfer)
 
     def ended(self, request: EngineRequest) -> None:
         self.ends.append(request)
@@ -89,6 +96,7 @@ class FleetOutcome:
     sent: list[tuple[EngineRequest, str | None, int]]
     ends: list[EngineRequest]
     tables: RunTables
+    moved: list[Transfer] = field(default_factory=list)
 
     @property
     def digests(self) -> list[str]:
@@ -130,25 +138,75 @@ def run_fleet(
     config = replace(TINY, **keys)
     makes = [make] * replicas if callable(make) else list(make)
     listed = not hasattr(source, "peek")
-    if isinstance(source, Sequence):
-        ordered = sorted(source, key=lambda spec: spec.arrival_ns)
-        source = ListSource([spec.request() for spec in ordered])
     recorder = RoutedRecorder(Measurement(config.max_num_seqs, config.num_blocks))
-
-    def build(make: MakePolicy) -> Callable[[Source], Engine]:
-        return lambda queue: engine_of(make, queue, config, executor() if executor else None)
-
+    setups = [setup_of(f"r{i}", one, config, executor, estimator) for i, one in enumerate(makes)]
     cluster = Cluster(
-        [ReplicaSetup(f"r{i}", build(one), "", estimator) for i, one in enumerate(makes)], router, source, recorder,
+        setups, router, source_of(source), recorder,
         closed_loop=not listed if closed_loop is None else closed_loop, seed=seed, timing=timing, look_ahead=look_ahead,
     )  # fmt: skip
     recorder.begin(cluster.replicas, cluster.counts)
+    return _ran(cluster, recorder)
+
+
+def run_disaggregated(
+    prefill: Sequence[MakePolicy],
+    decode: Sequence[MakePolicy],
+    routers: tuple[Router, Router],
+    source: Source | Sequence[Spec],
+    *,
+    link: Link,
+    first_token: FirstToken = "decode",
+    timing: Timing = AT_ONCE,
+    look_ahead: bool = True,
+    decode_keys: Mapping[str, Any] | None = None,
+    **keys: Any,
+) -> FleetOutcome:
+    """Two pools, run to the end, audited. `keys` change TINY for both, `decode_keys` for the second."""
+    config = replace(TINY, **keys)
+    configs = {"p": config, "d": replace(config, **(decode_keys or {}))}
+    recorder = RoutedRecorder(Measurement(config.max_num_seqs, config.num_blocks))
+    first, second = [
+        PoolSetup([setup_of(f"{name}{i}", one, configs[name]) for i, one in enumerate(makes)], router, timing)
+        for name, makes, router in zip("pd", (prefill, decode), routers, strict=True)
+    ]
+    cluster = Disaggregated(
+        first, second, source_of(source), recorder, link=link, first_token=first_token, look_ahead=look_ahead
+    )
+    recorder.begin(cluster.replicas, cluster.counts, len(prefill))
+    return _ran(cluster, recorder)
+
+
+def source_of(source: Source | Sequence[Spec]) -> Source:
+    """A list of requests in order of arrival, as a source."""
+    if not isinstance(source, Sequence):
+        return source
+    return ListSource([spec.request() for spec in sorted(source, key=lambda spec: spec.arrival_ns)])
+
+
+def setup_of(
+    name: str,
+    make: MakePolicy,
+    config: EngineConfig,
+    executor: Callable[[], Executor] | None = None,
+    estimator: Estimator | None = None,
+) -> ReplicaSetup:
+    def build(queue: Source) -> Engine:
+        return engine_of(make, queue, config, executor() if executor else None)
+
+    return ReplicaSetup(name, build, "", estimator)
+
+
+def _ran(cluster: Cluster, recorder: RoutedRecorder) -> FleetOutcome:
+    """`cluster` is run to the end: its books are in order, and every block is back."""
     cluster.run()
     for replica in cluster.replicas:
-        replica.engine.audit()
-        assert replica.engine.ledger.cache.num_free == config.num_blocks, f"{replica.name} still owns blocks"
-    tables = recorder.close_fleet([{} for _ in makes], {})
-    return FleetOutcome(cluster, recorder.sent, recorder.ends, tables)
+        engine = replica.engine
+        engine.audit()
+        assert engine.ledger.cache.num_free == engine.config.num_blocks, f"{replica.name} still owns blocks"
+        assert not engine.ledger.held, f"{replica.name} still holds what nobody reads"
+        assert replica.load.in_flight == len([1 for _, kind, _ in replica.news if kind == END]), "the books are wrong"
+    tables = recorder.close_fleet([{} for _ in cluster.replicas], {})
+    return FleetOutcome(cluster, recorder.sent, recorder.ends, tables, recorder.moved)
 
 
 def run_alone(

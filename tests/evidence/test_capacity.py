@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from dataclasses import replace
@@ -84,6 +85,10 @@ def test_a_study_finds_where_attainment_falls(bench, tmp_path):
     capacity_result.write(found, tmp_path, plots=True)
     assert json.loads((tmp_path / "capacity.json").read_text())["capacities"][0]["policy"] == "fcfs"
     assert "no schedule serves 90% of the requests at more than" in (tmp_path / "capacity.md").read_text()
+    with (tmp_path / "capacity.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    told = [(row["policy"], float(row["requests_per_s"])) for row in rows]
+    assert told == [(capacity.policy, capacity.mean) for capacity in found.capacities]
     assert (tmp_path / "plots" / "capacity.png").stat().st_size > 10_000
 
 

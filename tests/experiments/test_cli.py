@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -294,6 +295,10 @@ def test_a_sweep_says_what_may_be_compared(schedlab):
     assert "SLO default" in done.out
     assert "generated tokens: identical in 4 runs" in done.out
     assert "fcfs engine.num_blocks=64" in done.out
+    both = [(policy, blocks) for policy in ("fcfs", "chunked_prefill") for blocks in (64, 128)]
+    for number, (policy, blocks) in enumerate(both):
+        words = f"policy={policy} engine.num_blocks={blocks}"
+        assert re.search(rf"^{number}: TTFT .* \({words}\)$", done.out, re.MULTILINE)
 
 
 def test_launchers_give_the_same_table(schedlab):

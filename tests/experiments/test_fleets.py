@@ -58,7 +58,7 @@ def test_a_comparison_takes_a_fleet_as_one_run(schedlab, workspace):
     assert len(Comparison.read([workspace / "all/fleet/replicas"]).runs) == 2
 
 
-@pytest.mark.parametrize("command", ["capacity", "calibrate", "fidelity"])
+@pytest.mark.parametrize("command", ["calibrate", "fidelity"])
 def test_a_command_of_one_engine_refuses_a_fleet(command, schedlab):
     done = schedlab(command, "cluster=replicas", "router=least_requests", "engine=cpu", "model=tiny")
     assert done.code == 2
@@ -137,3 +137,86 @@ def test_fleets_from_python(tmp_path):
     again = library.run(ChunkedPrefill(), work, setup, fleet=plan, out=tmp_path / "run")
     assert first.digest == again.digest == read_run(tmp_path / "run").digest
     assert first.summary["requests/finished"] == 40
+
+
+POOLS = ("cluster=disaggregated", "router=least_tokens", *FLEET[2:])
+
+
+def transfers(folder):
+    with packed.opened(packed.find(folder, "transfers.jsonl")) as file:
+        return [json.loads(line) for line in file]
+
+
+def test_two_pools_are_run_directories_routes_and_transfers(schedlab, workspace):
+    done = schedlab("run", *POOLS, "cluster.decode_router=least_requests", "cluster.prefill=1", "hydra.run.dir=out")
+    assert done.code == 0, done.err
+    fleet = read_run(workspace / "out")
+    assert [one["name"] for one in fleet.result["replicas"]] == ["p0", "d0", "d1"]
+    rows, moved = routes(workspace / "out"), transfers(workspace / "out")
+    assert fleet.summary["requests/finished"] == 60 and fleet.summary["routed"] == len(rows)
+    assert {(row["request_id"], row["replica"]) for row in rows if row["replica"] != "p0"} == {
+        (row["request_id"], row["target"]) for row in moved
+    }
+    assert fleet.summary["transfers"] == len(moved)
+    took = [row["done_s"] - row["ready_s"] for row in moved]
+    assert fleet.summary["transfer/mean"] == pytest.approx(sum(took) / len(took))
+    assert all(row["bytes"] == 131072 * row["tokens"] for row in moved)  # 2 · 32 layers · 8 heads · 128 · 2 bytes
+    assert 0 < fleet.summary["link/utilization"] < 1
+    assert read_run(workspace / "out/replicas/d1").summary["requests/finished"] > 0
+    again = schedlab("replay", str(workspace / "out/replicas/p0"))
+    assert again.code == 0 and "the same decisions" in again.out, again.out + again.err
+    again = schedlab("replay", str(workspace / "out/replicas/d1"))
+    assert again.code == 2 and "a decode replica, whose prompts other replicas computed" in again.err
+    again = schedlab("run", *FLEET, "hydra.run.dir=out")
+    assert again.code == 0 and not list((workspace / "out").glob("transfers*"))
+
+
+def test_a_saturated_link_is_seen_in_the_end_to_end_time(schedlab, workspace):
+    for name, rate in (("wide", 50), ("narrow", 0.1)):
+        done = schedlab(
+            "run", *POOLS, f"cluster.link.gb_s={rate}", f"hydra.run.dir={name}", "workload.arrivals.rate=60"
+        )
+        assert done.code == 0, done.err
+    wide, narrow = (read_run(workspace / name).summary for name in ("wide", "narrow"))
+    assert narrow["link/utilization"] > 0.6 > wide["link/utilization"] and narrow["e2e/mean"] > 2 * wide["e2e/mean"]
+
+
+POOL_MISTAKES = {
+    "cluster.link.gb_s: expected more than 0 GB/s, found 0": ("cluster.link.gb_s=0",),
+    "cluster.link.gbs: no such key": ("+cluster.link.gbs=3",),
+    "cluster.prefill: count: expected 1 or more, found 0": ("cluster.prefill=0",),
+    "cluster.decode: expected at least one replica, found none": ("cluster.decode=[]",),
+    "cluster.first_token: expected prefill or decode, found 'both'": ("cluster.first_token=both",),
+    "router=least: no such option": ("cluster.decode_router=least",),
+    "expected engine=virtual, found cpu": ("engine=cpu", "model=tiny"),
+}
+
+
+@pytest.mark.parametrize("line", POOL_MISTAKES)
+def test_a_mistake_about_pools_is_one_line(line):
+    words = [word for word in POOLS if "=" in word]
+    with pytest.raises(ConfigError, match=re.escape(line)) as caught:
+        fleet_of(compose.resolve(compose.compose([*words, *POOL_MISTAKES[line]])))
+    assert "\n" not in str(caught.value)
+
+
+SIZED = ("slo=chatbot", "capacity.policies=[chunked_prefill]", "capacity.replicates=1", *FLEET)
+
+
+def test_the_fewest_replicas_that_meet_an_slo(schedlab, workspace):
+    words = ("workload.arrivals.rate=120", "workload.num_requests=150", "hydra.run.dir=size")
+    done = schedlab("capacity", *SIZED, *words)
+    assert done.code == 0, done.err
+    (size,) = json.loads((workspace / "size/capacity.json").read_text())["sizes"]
+    assert size["replicas"] > 1 and size["attainment"] >= 0.9 > size["fewer"]
+    run = ("run", *FLEET, "slo=chatbot", "policy=chunked_prefill", "seed=1", *words[:2], "hydra.run.dir=run")
+    assert schedlab(*run, f"cluster.replicas={size['replicas']}").code == 0
+    summary = read_run(workspace / "run").summary
+    assert size["attainment"] == summary["slo/attainment"] and size["replica_seconds"] == summary["replica_seconds"]
+    assert f"| chunked_prefill | 1 | {size['replicas']} |" in (workspace / "size/capacity.md").read_text()
+
+
+@pytest.mark.parametrize("told", ["cluster=disaggregated", "cluster.replicas=[{count: 2}]"])
+def test_only_alike_replicas_are_counted(told, schedlab):
+    done = schedlab("capacity", *SIZED, told)
+    assert done.code == 2 and "capacity: expected cluster=replicas with a number of alike replicas" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -125,10 +126,19 @@ def test_a_second_time_only_what_is_new_runs(schedlab, monkeypatch):
     assert schedlab("bench", "--policy", "fcfs").code == 0
     before = {path: path.stat().st_mtime_ns for path in Path("outputs/bench").glob("*/result.json")}
     done = schedlab("bench", "--policy", "chunked_prefill", "--policy", "fcfs")
-    assert done.code == 0 and "in leaderboard/leaderboard.md and .json" in done.out
+    assert done.code == 0 and "in leaderboard/leaderboard.md, .json and .csv" in done.out
     assert {path: path.stat().st_mtime_ns for path in before} == before and len(before) == 4
     table = json.loads(Path("leaderboard/leaderboard.json").read_text())
     assert table["places"].keys() == {"fcfs", "chunked_prefill"} and len(table["figures"]) == 4
+    for form, ending in (("csv", "csv"), ("json", "json"), ("markdown", "md")):
+        done = schedlab("bench", "--policy", "chunked_prefill", "--policy", "fcfs", "--format", form)
+        assert done.out == Path(f"leaderboard/leaderboard.{ending}").read_text()
+    with open("leaderboard/leaderboard.csv") as file:
+        rows = list(csv.DictReader(file))
+    for row, told in zip(rows, table["figures"], strict=True):
+        assert (row["policy"], row["cell"]) == (told["policy"], told["cell"])
+        assert [float(row[f"goodput_{seed}"]) for seed in (1, 2)] == told["goodput_by_seed"]
+        assert float(row[leaderboard.SCORE]) == told[leaderboard.SCORE]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +146,7 @@ def test_a_second_time_only_what_is_new_runs(schedlab, monkeypatch):
     [
         (("--policy", "no"), "--policy no"),
         (("--traffic", "no"), "--traffic no"),
+        (("--format", "xml"), "--format xml: expected one of terminal, json, markdown, csv"),
         (("--n-jobs", "0"), "--n-jobs=0: expected 1 or more processes"),
         (("--n-jobs", "-2"), "--n-jobs=-2: expected 1 or more processes"),
     ],

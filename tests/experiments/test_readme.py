@@ -124,10 +124,25 @@ def test_the_azure_hour_has_as_many_requests():
     assert f"{len(trace):,} requests of Azure's 2023 conversation hour" in FLAT
 
 
+def pages_with_links() -> list[Path]:
+    folders = ("docs", "workloads", "experiments/bench/results")
+    return [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as Markdown's tools make them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_every_link_leads_somewhere():
-    for folder, text in [("", README), *(("docs", text) for text in DOCS.values())]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-            assert (ROOT / target).exists() or (ROOT / folder / target).exists(), target
+    for page in pages_with_links():
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+            file, _, anchor = target.partition("#")
+            there = page.parent / file if file else page
+            assert there.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors(there), f"{page}: {target}"
 
 
 def blocks(language: str) -> list[str]:

@@ -126,6 +126,27 @@ def test_limits_are_compared(tmp_path):
     assert "limits differ: max_num_seqs is 8 or 9" in notes(a, b, c)
 
 
+@pytest.mark.parametrize("runs", [2, 8])
+def test_a_name_that_would_be_broken_is_a_number_told_in_full(tmp_path, capsys, runs):
+    rule = "schedlab.policies.victims." + "least_computed_" * 8
+    for number in range(runs):
+        overrides = {"policy.victim._target_": f"{rule}{number}", "policy.chunk_size": number}
+        make(tmp_path / str(number), "chunked_prefill", overrides=overrides)
+    comparison = Comparison.read([tmp_path])
+    comparison.show()
+    lines = capsys.readouterr().out.splitlines()
+    for number, name in enumerate(comparison.names, 1):
+        assert f"#{number}  {name}" in lines and f"{rule}{number - 1}" in name
+    assert sum(line.startswith("#") for line in lines) == (runs if runs == 2 else 2 * runs)
+
+
+def test_names_that_fit_stand_in_the_table(tmp_path, capsys):
+    make(tmp_path / "a", "fcfs"), make(tmp_path / "b", "other")
+    Comparison.read([tmp_path]).show()
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["fcfs", "other"] and "#1" not in out
+
+
 def test_the_slo_class_is_named(tmp_path):
     a, b = make(tmp_path / "a", "fcfs"), make(tmp_path / "b", "other")
     assert "SLO default: TTFT ≤ 1000 ms, TPOT ≤ 100 ms" in notes(a)
