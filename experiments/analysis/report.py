@@ -20,10 +20,12 @@ from schedlab.experiments.analysis.bounds import Tightness, alone_ttft_s, of_var
 from schedlab.experiments.analysis.curves import of_sweep
 from schedlab.experiments.analysis.curves import picture as curve_picture
 from schedlab.experiments.analysis.explain import SAID, SPENT, cause_lines, explain
+from schedlab.experiments.analysis.report_answers import place_of, sentences, slowest, written_change
 from schedlab.experiments.analysis.report_plots import svg
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
 from schedlab.experiments.analysis.table import SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run, figures_of
+from schedlab.experiments.analysis.verdicts import compare_runs
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.results.writer import folder_within, not_a_link, write_whole
 
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 VERDICTS = "verdicts.json"
 MOST_CLIENTS = 12
-MANYFOLD = 9.0
-"""Relative change from which on a factor is clearer than per cent."""
 LOGS = "full"
 
 
@@ -148,6 +148,20 @@ class HtmlReport:
             raise ConfigError(f"{path}: not JSON, {error}") from None
         return found
 
+    def judged(self) -> dict[str, Any] | None:
+        """These, or what it would find; None where there is one variant alone."""
+        found = self.verdicts()
+        if found is not None or len(self.variants) < 2:
+            return found
+        try:
+            return compare_runs([self.directory]).as_json()
+        except ConfigError as error:  # what cannot be paired, as runs that stored no requests, can be shown
+            return {"answers": [], "gates": [], "notes": [str(error)]}
+
+    def place(self, variant: str, condition: str) -> int | None:
+        """Which of the drawn variants a question is about, from 1 on."""
+        return place_of(variant, condition, [found.name for found in self.drawn])
+
 
 def variants(runs: Sequence[Run]) -> list[Variant]:
     """Runs by all that they were asked but the seed, in order of their first."""
@@ -182,13 +196,6 @@ def bounds(values: np.ndarray, figure: Figure) -> tuple[float, float]:
     odds = np.exp([found.low, found.high])
     low, high = odds / (1 + odds) if share else odds
     return float(low), float(high)
-
-
-def written_change(finding: Mapping[str, Any], value: float) -> str:
-    """A change as verdicts.json has it: relative where its scale is a ratio."""
-    if finding["scale"] != "ratio":
-        return f"{value:+.4g}"
-    return f"{value:+.1%}" if value < MANYFOLD else f"{1 + value:,.1f}×"
 
 
 def told_bound(bound: Tightness) -> tuple[str, ...]:
@@ -263,6 +270,7 @@ def write_report(
     inline = {name: svg(picture, name) for name, picture in pictures.items()}
     saved = save(pictures, inline, path.parent / "plots")
     header, rows = report.summary()
+    verdicts = report.judged()
     environment = Environment(
         loader=PackageLoader("schedlab.experiments.analysis", "templates"),
         autoescape=True,
@@ -272,9 +280,10 @@ def write_report(
     write_whole(path, environment.get_template("report.html.j2").render(
         title=directory.resolve().name, header=header, rows=rows, notes=report.comparison.notes, inline=inline,
         failed=report.comparison.failed, replicates=max(len(variant.runs) for variant in report.variants),
-        left_out=len(report.variants) - len(report.drawn), verdicts=report.verdicts(), bounds=report.bounds(),
+        left_out=len(report.variants) - len(report.drawn), verdicts=verdicts, bounds=report.bounds(),
+        answers=sentences(verdicts), place=report.place,
         sections=report.sections,
-        own=[(section, explained(variant, tried, trust)) for variant, section in own],
+        own=[(section, explained(variant, tried, trust), slowest(variant.first.tables)) for variant, section in own],
         facts=facts(report.variants[0].first),
         change=written_change, caption=draw.caption, manifest=json.dumps(report.variants[0].first.manifest, indent=1),
     ))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from planted import FCFS, chunked, run_planted
 
 from schedlab.experiments.analysis import report_plots
 from schedlab.experiments.analysis.report import HtmlReport, bounds, variants, write_report, written
+from schedlab.experiments.analysis.report_answers import SLOWEST
 from schedlab.experiments.analysis.statistics import interval
 from schedlab.experiments.analysis.step_work import machine_of, step_work
 from schedlab.experiments.analysis.table import FIGURES, Figure, Run
@@ -38,9 +40,9 @@ def small(policy):
 
 
 VERDICTS = {"answers": [{
-    "condition": "", "variant": "chunked_prefill", "baseline": "fcfs", "pairs": 9, "refused": None,
+    "condition": "", "variant": "ChunkedPrefill", "baseline": "FCFS", "pairs": 9, "refused": None,
     "findings": [{"metric": "itl/p99", "primary": True, "scale": "ratio", "change": -0.25, "low": -0.3, "high": 12.0,
-                  "p_holm": 0.0125, "verdict": "inconclusive", "needed": 1234}],
+                  "level": 0.95, "p_holm": 0.0125, "verdict": "inconclusive", "needed": 1234}],
 }], "gates": []}  # fmt: skip
 
 
@@ -136,6 +138,68 @@ def test_verdicts_are_shown_where_there_are_any(sweep, written_report):
     (sweep / "0" / "verdicts.json").write_text("{")
     with pytest.raises(ConfigError, match=r"verdicts.json: not JSON"):
         HtmlReport(sweep / "0").verdicts()
+
+
+def test_the_first_screen_answers_and_every_link_leads_to_its_place(written_report):
+    text, _ = written_report
+    screen = text[: text.index('id="summary"')]
+    assert "It is open whether ChunkedPrefill or FCFS is better: ITL p99 -25.0%" in screen
+    targets = set(re.findall(r'id="(\w+)"', text))
+    assert set(re.findall(r'href="#(\w+)"', text)) <= targets and {"w1", "w2"} <= targets
+    assert text.count('class="life"') == 2 * SLOWEST
+
+
+def test_without_verdicts_beside_it_a_sweep_is_judged_and_its_requests_are_one_click_away(sweep, tmp_path):
+    for job in range(4):
+        shutil.copytree(sweep / str(job), tmp_path / str(job))
+    report = HtmlReport(tmp_path)
+    (answer,) = report.judged()["answers"]
+    assert (answer["variant"], answer["baseline"], answer["pairs"]) == ("ChunkedPrefill", "FCFS", 2)
+    assert [report.place(name, "") for name in ("FCFS", "ChunkedPrefill", "other")] == [1, 2, None]
+    assert HtmlReport(sweep / "1").judged() is None
+
+
+def test_what_cannot_be_paired_is_shown_all_the_same(sweep, tmp_path):
+    for job in (0, 2):
+        shutil.copytree(sweep / str(job), tmp_path / str(job))
+        for stored in (tmp_path / str(job)).glob("workload.jsonl*"):
+            stored.unlink()
+    path, _ = write_report(tmp_path, tried=False)
+    assert "<p>Nothing is judged: " in path.read_text()
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, and a Chromium")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"needs a Chromium: none of {', '.join(BROWSERS)} is there")
+    with sync_api.sync_playwright() as player:
+        opened = player.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_it_without_overflow_or_complaint(browser, sweep, written_report, width, scheme):
+    told = []
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.goto((sweep / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shades = page.evaluate("['color', 'backgroundColor'].map(of => getComputedStyle(document.body)[of])")
+    text, behind = (sum(map(int, re.findall(r"\d+", shade)[:3])) for shade in shades)
+    assert abs(text - behind) > 500 and (text > behind) == (scheme == "dark")
+    first = page.evaluate("document.querySelector('.answers').getBoundingClientRect().bottom")
+    assert first < 800 and told == []
+    page.click("a[href='#w1']")
+    assert abs(page.evaluate("document.querySelector('#w1').getBoundingClientRect().top")) < 800
+    page.close()
 
 
 def test_a_run_without_logs_has_no_report(tmp_path):
