@@ -135,15 +135,19 @@ def list_policies() -> None:
 def new(
     name: Annotated[str, typer.Argument(help="of the policy and its package: small letters, digits, - and _")],
     folder: Annotated[Path, typer.Option("--in", help="where the package's folder is made")] = Path("."),
+    router: Annotated[bool, typer.Option("--router", help="a router of fleets instead of a policy")] = False,
 ) -> None:
-    """Write an installable package with one policy, its YAML and its test."""
+    """Write an installable package with one policy, or one router, its YAML and its test."""
     from schedlab.experiments.policy import new_package
 
-    written = new_package(name, folder)
+    written = new_package(name, folder, "router" if router else "policy")
     root, option = folder / name, name.replace("-", "_")
+    check, chosen = f"schedlab policy check policy={option}", f"policy={option}"
+    if router:
+        check, chosen = f"pytest {root}", f"cluster=replicas router={option}"
     print(*written, sep="\n")
-    print(f"\nnext: pip install -e {root}\n      schedlab policy check policy={option}")
-    print(f"      schedlab run policy={option} engine=virtual model=llama3.1-8b")
+    print(f"\nnext: pip install -e {root}\n      {check}")
+    print(f"      schedlab run {chosen} engine=virtual model=llama3.1-8b")
 
 
 @policies.command(context_settings=dict(FORWARDS), add_help_option=False)

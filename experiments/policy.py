@@ -30,7 +30,8 @@ from schedlab.framework.errors import ConfigError
 from schedlab.framework.policy import Policy
 
 TEMPLATE = "package"
-"""Folder of the template beside this file: `*.j2` files, with `package` and `name` in their paths filled in."""
+"""Folder of the templates beside this file: `common` to all packages, and those of a kind; `*.j2` files, with `NAME` in
+their paths filled in."""
 VALUES = ("true", "false", "null", "nan", "inf")
 """Words that Hydra takes for something else than text."""
 
@@ -115,13 +116,13 @@ def show_policies() -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def options() -> list[Option]:
-    """Every option of the group `policy` by name, each from the first place on the search path that has it."""
+def options(group: str = "policy") -> list[Option]:
+    """Every option of `group` by name, each from the first place on the search path that has it."""
     found: dict[str, Option] = {}
     for folder, origin, origin_version in _places():
-        for name in _policies(folder):
-            target = _target(folder / "policy" / f"{name}.yaml")
-            shown = "given by policy._target_" if target == "???" else target
+        for name in _named(folder, group):
+            target = _target(folder / group / f"{name}.yaml")
+            shown = f"given by {group}._target_" if target == "???" else target
             found.setdefault(name, Option(name, shown, origin, origin_version))
     return [found[name] for name in sorted(found)]
 
@@ -149,40 +150,41 @@ def _places() -> Iterator[tuple[Traversable, str, str]]:
         yield local, "./conf", ""
 
 
-def _policies(folder: Traversable) -> list[str]:
-    """Names of the policies in a folder of configs, without what they share parts of."""
+def _named(folder: Traversable, group: str) -> list[str]:
+    """Names of the options of `group` in a folder of configs, without what they share parts of."""
     from hydra_plugins.schedlab_searchpath.plugin import config_options
 
-    names = [option.removeprefix("policy/") for option in config_options(folder) if option.startswith("policy/")]
+    start = f"{group}/"
+    names = [option.removeprefix(start) for option in config_options(folder) if option.startswith(start)]
     return [name for name in names if not name.startswith("shared/")]
 
 
 # ---- new ----
 
 
-def new_package(name: str, folder: Path) -> list[Path]:
-    """Write an installable package of one policy into `folder / name`; returns its files.
+def new_package(name: str, folder: Path, kind: str = "policy") -> list[Path]:
+    """Write an installable package of one policy or one router (`kind`) into `folder / name`; returns its files.
 
     ConfigError for a name that cannot be a module's, or that something has already.
     """
     package, root = name.replace("-", "_"), folder / name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", package):
         raise ConfigError(f"policy new {name}: expected a name of small letters, digits, - and _, such as my_policy")
-    if (whose := _owner(package, root)) is not None:
+    if (whose := _owner(package, root, kind)) is not None:
         raise ConfigError(f"policy new {name}: {whose}; choose another name")
-    words = {"name": package, "project": name, "class": "".join(map(str.capitalize, package.split("_")))}
-    return [_render(source, root, words) for source in _sources()]
+    words = {"name": package, "project": name, "class": "".join(map(str.capitalize, package.split("_"))), "kind": kind}
+    return [_render(part, source, root, words) for part in ("common", kind) for source in _sources(part)]
 
 
-def _owner(package: str, root: Path) -> str | None:
+def _owner(package: str, root: Path, kind: str) -> str | None:
     """What makes `package` unusable as the name of a module, a project and an option, in words; None if it is free."""
-    taken = {option.name: option.origin for option in options()}
+    taken = {option.name: option.origin for option in options(kind)}
     if package in taken:
-        return f"{taken[package]} has a policy of this name"
+        return f"{taken[package]} has a {kind} of this name"
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "Python has this word for itself"
     if package in VALUES:
-        return f"policy={package} would be read as a value"
+        return f"{kind}={package} would be read as a value"
     if package in sys.stdlib_module_names:
         return "Python's standard library has a module of this name"
     if root.exists():
@@ -201,15 +203,15 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _sources() -> list[Path]:
-    return sorted((Path(__file__).parent / TEMPLATE).rglob("*.j2"))
+def _sources(part: str) -> list[Path]:
+    return sorted((Path(__file__).parent / TEMPLATE / part).rglob("*.j2"))
 
 
-def _render(source: Path, root: Path, words: dict[str, str]) -> Path:
+def _render(part: str, source: Path, root: Path, words: dict[str, str]) -> Path:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    place = source.relative_to(Path(__file__).parent / TEMPLATE).with_suffix("")
+    place = source.relative_to(Path(__file__).parent / TEMPLATE / part).with_suffix("")
     path = root / environment.from_string(str(place).replace("NAME", words["name"])).render(words)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(environment.from_string(source.read_text(encoding="utf-8")).render(words), encoding="utf-8")

@@ -93,6 +93,36 @@ def test_what_is_written_is_complete(tmp_path):
         new_package("my-own", tmp_path)
 
 
+@pytest.fixture(scope="module")
+def router(environment):
+    """`policy new --router to-the-quiet` in the user's folder, installed."""
+    done = environment.run("-m", "schedlab", "policy", "new", "--router", "to-the-quiet")
+    assert done.returncode == 0 and "schedlab run cluster=replicas router=to_the_quiet" in done.stdout, done.stderr
+    root = environment.folder / "to-the-quiet"
+    environment.install(str(root))
+    yield root
+    shutil.rmtree(root)
+
+
+def test_a_new_router_runs_and_keeps_its_contract(environment, router):
+    words = ("cluster=replicas", "cluster.replicas=2", "router=to_the_quiet", "router.kv_delay_s=1", "hydra.run.dir=r")
+    done = environment.run("-m", "schedlab", "run", *QUICK, *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((environment.folder / "r/manifest.json").read_text())["router"]
+    assert told["class"] == "to_the_quiet.ToTheQuiet" and list(told["distribution"].values()) == ["0.1.0"]
+    test = (router / "tests/test_to_the_quiet.py").read_text()
+    done = environment.run("-c", f"{test}\ntest_it_keeps_the_contract()")
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_of_routers_and_of_policies_are_apart(tmp_path):
+    with pytest.raises(ConfigError, match="policy new least_requests: schedlab has a router of this name"):
+        new_package("least_requests", tmp_path, "router")
+    written = new_package("fcfs", tmp_path, "router")
+    assert tmp_path / "fcfs/src/fcfs/conf/router/fcfs.yaml" in written
+    assert all("{{" not in path.read_text() and "policy=" not in path.read_text() for path in written)
+
+
 def test_the_policy_is_one_short_file(tmp_path):
     new_package("short", tmp_path)
     source = (tmp_path / "short/src/short/__init__.py").read_text()
