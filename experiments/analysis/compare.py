@@ -16,7 +16,16 @@ import numpy as np
 
 from schedlab.experiments.analysis.bounds import TIGHT, Tightness, as_json, of_variants
 from schedlab.experiments.analysis.statistics import t_interval
-from schedlab.experiments.analysis.table import FIGURES, SIDE_BY_SIDE, UNKNOWN, Comparison, Figure, Run, print_table
+from schedlab.experiments.analysis.table import (
+    SIDE_BY_SIDE,
+    UNKNOWN,
+    Comparison,
+    Figure,
+    Run,
+    figure_of,
+    figures_of,
+    print_table,
+)
 from schedlab.experiments.analysis.verdicts import Answer, Finding, Verdicts, better_when
 from schedlab.experiments.run.manifest import made_here
 from schedlab.experiments.sweep.replicates import names_of
@@ -42,7 +51,7 @@ def change_text(found: Finding, value: float) -> str:
     """A relative change in percent, a difference in the metric's unit."""
     if found.scale == "ratio":
         return f"{value:+,.1%}" if abs(value) < 10 else f"{value + 1:,.1f}×"
-    figure = next((figure for figure in FIGURES if figure.key == found.metric), None)
+    figure = figure_of(found.metric)
     if figure is not None and figure.format.endswith("%"):
         return f"{value * 100:+,.1f} points"
     return f"{value * (figure.scale if figure else 1):+,.4g}"
@@ -64,7 +73,7 @@ def verdict_text(found: Finding) -> str:
 
 
 def value_text(metric: str, value: float) -> str:
-    figure = next((figure for figure in FIGURES if figure.key == metric), None)
+    figure = figure_of(metric)
     if figure is not None and not figure.format.endswith("d"):
         return figure.write(value)
     return f"{value * 1e3:,.1f}" if metric.startswith(LATENCIES) else f"{value:,.4g}"
@@ -72,9 +81,9 @@ def value_text(metric: str, value: float) -> str:
 
 def heading_text(metric: str) -> str:
     """As in the table of runs, else the key and its unit."""
-    named = next((figure.heading for figure in FIGURES if figure.key == metric), None)
+    figure = figure_of(metric)
     group, _, statistic = metric.partition("/")
-    return named or (f"{group.upper()} {statistic} ms" if metric.startswith(LATENCIES) else metric)
+    return figure.heading if figure else (f"{group.upper()} {statistic} ms" if metric.startswith(LATENCIES) else metric)
 
 
 def row(found: Finding) -> list[str]:
@@ -182,7 +191,8 @@ def show_runs(comparison: Comparison, console: Console | None = None) -> None:
         comparison.show()
         return
     header = names = list(groups)
-    rows = [[figure.heading, *(mean_text(groups[name], figure) for name in names)] for figure in FIGURES]
+    figures = figures_of(key for run in comparison.runs for key in run.figures)
+    rows = [[figure.heading, *(mean_text(groups[name], figure) for name in names)] for figure in figures]
     rows = [["replicates", *(str(len(groups[name])) for name in names)], *rows]
     rows = [row for row in rows if set(row[1:]) != {UNKNOWN}]
     if len(names) > SIDE_BY_SIDE:

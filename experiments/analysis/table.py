@@ -101,6 +101,20 @@ def figures_of(keys: Iterable[str]) -> list[Figure]:
     return [*FIGURES, *further]
 
 
+def figure_of(key: str) -> Figure | None:
+    """How a figure of a summary is shown in tables, if it is."""
+    return next((figure for figure in figures_of([key]) if figure.key == key), None)
+
+
+def headlines(known: Sequence[str]) -> list[Figure]:
+    """HEADLINE, and beside the pooled share of the requests those that are `known` of each class and of what was first
+    asked for."""
+    shown = [figure for key in HEADLINE for figure in FIGURES if figure.key == key]
+    shares = [key for key in known if key.startswith("class/") and key.endswith("/slo_attainment")]
+    shares += [key for key in known if key == "goodput/share"]
+    return shown + [figure for key in shares if (figure := figure_of(key)) is not None]
+
+
 @dataclass(frozen=True)
 class Run:
     """One run directory as it was read."""
@@ -294,7 +308,7 @@ def unbroken_width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 def headline(tables: RunTables) -> str:
     """A run in one line."""
-    shown = [figure for key in HEADLINE for figure in FIGURES if figure.key == key]
+    shown = headlines([key for key, value in tables.summary.items() if value is not None])
     return ", ".join(f"{figure.heading} {figure.write(tables.summary[figure.key])}" for figure in shown)
 
 

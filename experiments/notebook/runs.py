@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from schedlab.experiments.analysis.table import FIGURES, HEADLINE, Comparison, Run
+from schedlab.experiments.analysis.table import FIGURES, Comparison, Run, figures_of, headlines
 from schedlab.experiments.notebook.shown import Row, Shown, frame, visible
 from schedlab.experiments.run.api import Experiment
 from schedlab.experiments.run.progress import counting, progress_of
@@ -63,7 +63,9 @@ class RunResult(RunTables, Shown):
         return [dict(zip(self.requests, row, strict=True)) for row in zip(*plain(self.requests).values(), strict=True)]
 
     def table(self) -> list[Row]:
-        shown = ((figure.heading, figure.write(self.summary.get(figure.key))) for figure in FIGURES)
+        known = [figure for figure in figures_of(self.summary) if self.summary.get(figure.key) is not None]
+        figures = [*FIGURES, *(figure for figure in known if figure not in FIGURES)]
+        shown = ((figure.heading, figure.write(self.summary.get(figure.key))) for figure in figures)
         return [{"figure": heading, "value": text} for heading, text in shown]
 
     def to_pandas(self, table: str = "requests") -> Any:
@@ -140,7 +142,8 @@ class Runs(Shown):
         return [dict(zip(header, row, strict=True)) for row in rows]
 
     def table(self) -> list[Row]:
-        figures = [figure for figure in FIGURES if figure.key in HEADLINE]
+        known = {key: None for run in self.comparison.runs for key, value in run.figures.items() if value is not None}
+        figures = headlines(list(known))
         named = zip(self.names, self.comparison.runs, strict=True)
         return [{"run": name, **{f.heading: f.write(run.figures.get(f.key)) for f in figures}} for name, run in named]
 

@@ -279,10 +279,12 @@ def capacity_job(config: DictConfig) -> None:
     keys = compose.resolve(config.capacity)
     check_arguments("capacity", keys, CapacityOptions)
     options = CapacityOptions(**keys)
+    workload = compose.build(config.workload, "workload")
+    check_patient(workload)
     if config.cluster or config.router:
         fleet_size_job(config, options)
         return
-    if isinstance(workload := compose.build(config.workload, "workload"), OnlineOffline):
+    if isinstance(workload, OnlineOffline):
         pool_size_job(config, workload, options)
         return
     found = study(bench_of(config, options), options)
@@ -290,6 +292,12 @@ def capacity_job(config: DictConfig) -> None:
     capacity_result.show(found)
     capacity_result.write(found, directory, plots=config.plots)
     print(f"in {short(directory)}")
+
+
+def check_patient(workload: Workload) -> None:
+    """ConfigError where clients leave or try again: attainment is a share of requests, and theirs are attempts."""
+    if isinstance(workload, Offered) and workload.impatient().facts:
+        raise ConfigError("workload.patience: capacity offers each request once; leave it null, of each client too")
 
 
 def bench_of(config: DictConfig, options: CapacityOptions, chosen: Mapping[str, str] | None = None) -> CapacityBench:
@@ -305,6 +313,7 @@ def bench_of(config: DictConfig, options: CapacityOptions, chosen: Mapping[str, 
     if slo is None or not slo.limited:
         raise ConfigError("capacity: expected an SLO class with a limit, found slo=none; choose one of conf/slo")
     workload = compose.build(config.workload, "workload")
+    check_patient(workload)
     if isinstance(workload, OnlineOffline):
         raise ConfigError("capacity: rates are of one kind of traffic; `schedlab capacity` sizes a pool of batch work")
     return CapacityBench(

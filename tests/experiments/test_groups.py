@@ -1,16 +1,21 @@
 """Figures of each SLO class and client, and of why requests were turned away: in the summary, tables and gates."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
 import schedlab as library
+from schedlab.experiments.analysis.compare import show_runs
 from schedlab.experiments.analysis.metrics import check_metric
-from schedlab.experiments.analysis.table import Comparison
+from schedlab.experiments.analysis.table import Comparison, headline
 from schedlab.experiments.analysis.verdicts import better_when
 from schedlab.framework.errors import ConfigError
 from schedlab.framework.request import SLO
 from schedlab.framework.results.groups import GROUP_FIGURES
 from schedlab.framework.results.metrics import SUMMARY_KEYS
+from schedlab.framework.results.reader import read_run
 from schedlab.policies.chunked_prefill import ChunkedPrefill
 from schedlab.policies.priority import Priority
 from schedlab.workloads.workload import Recorded
@@ -81,7 +86,7 @@ def test_such_keys_are_metrics_for_gates_and_verdicts():
         check_metric("class/urgent/ttft", "--gate")
 
 
-def test_a_class_that_starves_is_seen_beside_the_pooled_share(tmp_path):
+def test_a_class_that_starves_is_seen_beside_the_pooled_share(tmp_path, capsys):
     """299 urgent requests within their limit and 19 of 40 others are 93.8 % of all."""
     rows = [f"{i},{i},10,4,urgent" for i in range(299)]
     rows += [f"o{i},{300 + 10 * i},10,{4 if i < 19 else 400},patient" for i in range(40)]
@@ -90,7 +95,20 @@ def test_a_class_that_starves_is_seen_beside_the_pooled_share(tmp_path):
     classes = {"urgent": SLO("urgent", e2e_s=0.5), "patient": SLO("patient", e2e_s=0.5)}
     workload = Recorded(path=str(path), format="table", time_unit="s", slo_classes=classes)
     setup = library.engines.virtual("llama3.1-8b", "h100")
-    library.run(ChunkedPrefill(), workload, setup, out=tmp_path / "run")
+    result = library.run(ChunkedPrefill(), workload, setup, out=tmp_path / "run")
     shown = Comparison.read([tmp_path / "run"]).markdown()
     assert "| SLO met | 93.8% |" in shown
     assert "| urgent: SLO met | 100.0% |" in shown and "| patient: SLO met | 47.5% |" in shown
+    assert headline(read_run(tmp_path / "run")).endswith(
+        "SLO met 93.8%, finished 339, urgent: SLO met 100.0%, patient: SLO met 47.5%"
+    )
+    told = {row["figure"]: row["value"] for row in result.table()}
+    assert (told["SLO met"], told["urgent: SLO met"], told["patient: SLO met"]) == ("93.8%", "100.0%", "47.5%")
+    for seed in range(8):
+        shutil.copytree(tmp_path / "run", tmp_path / "many" / str(seed))
+        manifest = tmp_path / "many" / str(seed) / "manifest.json"
+        kept = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({**kept, "labels": {**kept["labels"], "seed": seed}}))
+    show_runs(Comparison.read([tmp_path / "many"]))
+    shown = capsys.readouterr().out
+    assert "mean of replicates" in shown and "patient: SLO met" in shown

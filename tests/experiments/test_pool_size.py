@@ -45,6 +45,7 @@ def test_the_pool_is_as_large_as_the_online_requests_bear(schedlab, workspace):
     ("word", "said"),
     [
         ("workload.pool_requests=8", "workload.pool_requests: expected more than are served in 4 s, found 8"),
+        ("workload.patience={retries: 1}", "workload.patience: capacity offers each request once"),
         ("workload.slo_classes.online.ttft_s=null", "workload.slo_classes.online: expected a limit"),
     ],
 )
