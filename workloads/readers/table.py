@@ -112,8 +112,9 @@ def _recorded_calls(trace: Trace, parents: BlockIds, service_ns: np.ndarray) -> 
 
 def _parents(value: Any) -> Any:
     """A list of request ids, from a text of them or numbers where it is one."""
-    names = value.split() if type(value) is str else value
-    return [str(each) if type(each) is int else each for each in names] if type(names) is list else names
+    if type(value) is str:
+        return value.split()
+    return [str(each) if type(each) is int else each for each in value] if type(value) is list else value
 
 
 def _service(batch: Batch, theirs: Mapping[str, str], options: ReadOptions) -> np.ndarray:
