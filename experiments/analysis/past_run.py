@@ -43,6 +43,7 @@ from schedlab.workloads.trace import Trace
 from schedlab.workloads.workload import Offered
 
 MODELLED = ("virtual", "stub")
+VLLM = "schedlab.experiments.vllm_engine.vllm"
 
 
 class NullExecutor:
@@ -209,6 +210,11 @@ class PastRun:
         node = self.part("engine")
         if node is None:
             raise ConfigError(f"{self.directory}: was run from Python, its engine is not in the files")
+        if node["_target_"] == VLLM and not self.trust:
+            raise ConfigError(
+                f"{self.directory}: ran inside vLLM, by engine.python={node.get('python')}, which the folder names; "
+                "--trust runs it there again"
+            )
         rates = self.manifest.get("cost")
         changes = {**self.manifest["engine"], **({"profile": None} if rates else {})}
         setup: EngineSetup = self._made({**node, **changes}, "engine")

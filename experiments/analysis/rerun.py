@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from schedlab.experiments import engines
-from schedlab.experiments.analysis.past_run import PastRun
+from schedlab.experiments.analysis.past_run import VLLM, PastRun
 from schedlab.experiments.analysis.rebuild import put, rebuild
 from schedlab.experiments.run.api import Experiment
 from schedlab.framework.engine import EngineConfig
@@ -66,7 +66,8 @@ def experiment_again(
     told = (manifest or {}).get("config", {})
     if not repeatable(told):
         raise ConfigError(f"{directory}: its manifest, of a run from Python, does not say how to build it")
-    config = copy.deepcopy({**told, "engine": virtual_engine(told, (manifest or {})["engine"])})
+    assert manifest is not None
+    config = copy.deepcopy({**told, "engine": virtual_engine(manifest, manifest["engine"])})
     for key, value in changes.keys.items():
         put(config, key, value)
     past = PastRun(directory)
@@ -96,14 +97,26 @@ def share_of(trace: Trace, replicas: int) -> Trace:
     return trace.where(leader % replicas == 0, "of_other_replicas")
 
 
-def virtual_engine(config: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's node for the virtual clock, with the limits that the run had and the keys that it takes."""
+def virtual_engine(manifest: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's node for the virtual clock, with the limits that the run had and the keys that it takes.
+
+    `dtype=auto`, the checkpoint's own, is what the virtual clock takes without one.
+    """
+    config = manifest["config"]
     engine = dict(config["engine"])
     if engine["_target_"] == VIRTUAL:
         return engine
+    kept = {key: value for key, value in engine.items() if key in TAKEN}
+    held = {"weight_dtype": engines.cost_dtype(engine["dtype"])} if engine.get("dtype", "auto") != "auto" else {}
+    hardware = machine_node(manifest)
+    return {**kept, **held, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}
+
+
+def machine_node(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The machine of a run: `cpu` for engine=cpu, and for vLLM, which is taken to run on one unless one was named."""
     from schedlab.experiments.run.compose import preset
 
-    hardware = preset("hardware", "cpu") if engine["_target_"] == ON_CPU else config["hardware"]
-    kept = {key: value for key, value in engine.items() if key in TAKEN}
-    held = {"weight_dtype": engines.cost_dtype(engine["dtype"])} if "dtype" in engine else {}
-    return {**kept, **held, **limits, "_target_": VIRTUAL, "model": config["model"], "hardware": hardware}
+    config, engine = manifest["config"], manifest["config"]["engine"]["_target_"]
+    named = any(key.partition(".")[0] == "hardware" for key in manifest.get("overrides", {}))
+    node: Mapping[str, Any] = config["hardware"]
+    return preset("hardware", "cpu") if engine == ON_CPU or (engine == VLLM and not named) else node

@@ -98,7 +98,7 @@ def machine_of(manifest: Mapping[str, Any]) -> tuple[Roofline, Hardware] | None:
     config = manifest.get("config", {})
     if not repeatable(config) or config["engine"]["_target_"].rpartition(".")[2] not in ("virtual", "cpu", "cuda"):
         return None
-    engine = virtual_engine(config, {})
+    engine = virtual_engine(manifest, {})
     shape = ModelConfig.from_mapping({k: v for k, v in engine["model"].items() if k not in MODEL_EXTRAS})
     machine: Hardware = rebuild({**engine["hardware"]}, "hardware")
     held = DTYPES.get(str(config["engine"].get("dtype")), "bf16")  # by a real engine: its keys and values, and weights

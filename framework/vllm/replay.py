@@ -99,7 +99,10 @@ class Replay:
         return len(self.ledger.theirs)
 
     def close(self) -> None:
-        """vLLM keeps its memory as long as its process lasts."""
+        """vLLM keeps its memory as long as its process lasts, and shuts its scheduler down when that ends: it must find
+        no journal to close then, as records are the run's.
+        """
+        self._scheduler.record(None)
 
     def counters(self) -> dict[str, int]:
         """What a policy asked for and vLLM did otherwise."""

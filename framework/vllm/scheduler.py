@@ -120,8 +120,8 @@ class Steered:
         """Nanoseconds since this scheduler was made, or on the clock of `start_clock`."""
         return time.monotonic_ns() - self._zero[0]
 
-    def record(self, journal: Journal) -> None:
-        """Tell `journal` from now on what happens."""
+    def record(self, journal: Journal | None) -> None:
+        """Tell `journal` from now on what happens; None: nobody."""
         self._journal = journal
 
     def start_clock(self, clock: Clock) -> None:

@@ -32,7 +32,7 @@ from schedlab.framework.clock import VirtualClock
 from schedlab.framework.content import TokenContent
 from schedlab.framework.engine import Engine, EngineConfig
 from schedlab.framework.errors import ConfigError  # noqa: F401 - for the tests
-from schedlab.framework.predictors import MaxPredictor  # noqa: F401 - for the tests
+from schedlab.framework.predictors import MaxPredictor
 from schedlab.framework.request import EngineRequest
 from schedlab.framework.request import SamplingParams as OurSampling
 from schedlab.framework.results.metrics import Measurement
@@ -187,8 +187,13 @@ def arguments(
     }  # fmt: skip
 
 
+def predictor_for(policy):
+    return MaxPredictor() if policy.needs_prediction else None
+
+
 def scheduler_of(policy, /, *, predictor=None, publish="commit", on_fault="raise", journal=None, **keys):
     base = Asynchronous if keys.get("is_async") else Synchronous
+    predictor = predictor or predictor_for(policy)
     of_run = type("OfRun", (base,), {"settings": Settings(policy, predictor, publish, on_fault), "journal": journal})
     return of_run(**arguments(**keys))
 

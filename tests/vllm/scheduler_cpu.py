@@ -16,10 +16,21 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import rig
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from policies import EVERY
+from schedlab.policies.chunked_prefill import ChunkedPrefill
+from schedlab.policies.decode_priority import DecodePriority
+from schedlab.policies.fair import Fair
+from schedlab.policies.fcfs import FCFS
+from schedlab.policies.prefix_reuse import PrefixReuse
 
 DECODES, TURNS, STEPS = 256, 8, 10
-POLICIES = ("fcfs", "chunked_prefill", "decode_priority", "prefix_reuse", "fair")
+POLICIES = {
+    "fcfs": FCFS,
+    "chunked_prefill": lambda: ChunkedPrefill(chunk_size=512),
+    "decode_priority": DecodePriority,
+    "prefix_reuse": PrefixReuse,
+    "fair": lambda: Fair(chunk_size=512),
+}
+"""Their steps have room for more tokens than all that decode: with less, the last prompts begin when others end."""
 LIMITS = {"blocks": 4000, "seqs": DECODES, "budget": 2048}
 AT_MOST = {0: 1.3, 2000: 1.4}
 """By how many wait: how many times vLLM's own time is expected at most, under fcfs."""
@@ -49,13 +60,14 @@ def decoding(scheduler, waiting):
     run.add(*load)
     while sum(len(tokens) > 0 for tokens in run.streams.values()) < DECODES:
         run.step()
+    assert not run.reasons, "nobody has ended yet"
     return run
 
 
 def measured(waiting):
     """By scheduler: medians of the microseconds that `schedule` and `update_from_output` took."""
     makers = {"vllm": lambda: Scheduler(**rig.arguments(**LIMITS))}
-    makers |= {name: lambda name=name: rig.scheduler_of(EVERY[name](), **LIMITS) for name in POLICIES}
+    makers |= {name: lambda make=make: rig.scheduler_of(make(), **LIMITS) for name, make in POLICIES.items()}
     runs = {name: decoding(make(), waiting) for name, make in makers.items()}
     times = {name: [] for name in runs}
     for _ in range(TURNS):

@@ -87,6 +87,15 @@ def test_a_live_request_ends_at_its_stop_token_or_its_limit(whole):
         served(whole, Scripted(everything), request("c", **live, sampling=SamplingParams(stop=("x",))))
 
 
+def test_records_are_closed_by_the_run_alone(whole):
+    """vLLM shuts its scheduler down when the process ends, long after the run's files are closed."""
+    _, _, scheduler = whole.serve(Scripted(everything), request("a"))
+    closed = []
+    whole.recorder.close = lambda **keys: closed.append(keys)
+    scheduler.shutdown()
+    assert not closed
+
+
 def test_a_policy_that_will_never_wake_is_stalled(whole):
     with pytest.raises(PolicyStalled, match="never wakes"):
         served(whole, Scripted(lambda step: step.idle_until()), request("a"))

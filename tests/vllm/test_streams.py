@@ -11,7 +11,7 @@ from policies import EVERY
 def test_every_request_gets_its_tokens(name, is_async):
     load = rig.load_of(1, 32)
     for caching, blocks in ((False, 30), (True, 30), (True, 199)):
-        run, _ = rig.recorded(EVERY[name](), load, caching=caching, blocks=blocks, is_async=is_async, **keys_of(name))
+        run, _ = rig.recorded(EVERY[name](), load, caching=caching, blocks=blocks, is_async=is_async)
         run.check(load)
 
 
@@ -21,7 +21,7 @@ def test_two_steps_in_flight_for_long(name):
     for seed in range(20):
         load = rig.load_of(seed, 32)
         for caching, blocks, publish in ((False, 30, "commit"), (True, 30, "commit"), (True, 199, "schedule")):
-            keys = dict(caching=caching, blocks=blocks, publish=publish, is_async=True, **keys_of(name))
+            keys = {"caching": caching, "blocks": blocks, "publish": publish, "is_async": True}
             rig.recorded(EVERY[name](), load, **keys)[0].check(load)
 
 
@@ -40,7 +40,3 @@ def test_whenever_blocks_are_published(publish):
     for is_async in (False, True):
         run, _ = rig.recorded(EVERY["prefix_reuse"](), load, publish=publish, is_async=is_async)
         run.check(load)
-
-
-def keys_of(name):
-    return {"predictor": rig.MaxPredictor()} if name.startswith("sjf") or name == "hrrn" else {}

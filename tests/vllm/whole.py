@@ -1,5 +1,9 @@
 """vLLM's whole engine in this process, under one policy after another: what `engine=vllm` runs in its own."""
 
+from contextlib import closing
+
+import rig
+
 from schedlab.framework.clock import WallClock
 from schedlab.framework.limits import EngineConfig
 from schedlab.framework.results.metrics import Measurement
@@ -29,8 +33,9 @@ class Whole:
         self._replay = replay.Replay(replay.engine_arguments(str(model), limits, {"enforce_eager": True, **more}))
         self._started = False
 
-    def under(self, policy, predictor=None):
+    def under(self, policy):
         """The engine, its scheduler one of `policy`."""
+        predictor = rig.predictor_for(policy)
         if not self._started:
             assert self._replay.start(policy, predictor, "raise", "commit") == self.limits["num_blocks"]
             self._started = True
@@ -42,14 +47,16 @@ class Whole:
         )  # fmt: skip
         return self._replay
 
-    def serve(self, policy, *requests, predictor=None):
+    def serve(self, policy, *requests):
         """Serve all of `requests`; the source, the tables, and the scheduler that did it."""
         config = EngineConfig(**self.limits)
-        recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
+        recorder = self.recorder = Recorder(Measurement(config.max_num_seqs, config.num_blocks))
         source = Watched(list(requests))
-        engine = self.under(policy, predictor).attach(source, config, WallClock(), recorder)
-        engine.run()
-        return source, recorder.close(backlog_end=engine.num_unfinished, counters=engine.counters()), engine._scheduler
+        engine = self.under(policy).attach(source, config, WallClock(), recorder)
+        with closing(engine):
+            engine.run()
+            tables = recorder.close(backlog_end=engine.num_unfinished, counters=engine.counters())
+        return source, tables, engine._scheduler
 
     def close(self):
         Steered.settings = None
