@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "sarathi_capacity", "chunk_size", "prefix_order", "sjf_queueing", "recompute_swap", "victim_choice", "max_num_seqs",
+    "disaggregation",
 )  # fmt: skip
 OUT = Path("reproductions")
 

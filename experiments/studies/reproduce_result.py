@@ -28,6 +28,7 @@ SHOWN = {
     "recompute_swap": ("makespan_s", "preemptions/recompute", "preemptions/swap", "recomputed_tokens"),
     "victim_choice": ("preemptions/recompute", "recomputed_tokens", "throughput/output_tokens_per_s", "ttft/p99"),
     "max_num_seqs": ("throughput/output_tokens_per_s", "tpot/mean", "e2e/mean", "makespan_s"),
+    "disaggregation": ("ttft/mean", "itl/p50", "itl/p99", "e2e/mean"),
 }
 """Keys of the summary in each table, in seconds, tokens and shares."""
 
@@ -178,6 +179,16 @@ def of_max_num_seqs(it: Reproduction) -> str:
 AGAIN = "recomputed_tokens"
 RATE = "throughput/output_tokens_per_s"
 
+
+def of_disaggregation(it: Reproduction) -> str:
+    said = [
+        f"{label} {it.get(label, 'itl/p99') * 1e3:,.1f} ms, {it.get(label, 'ttft/mean') * 1e3:,.0f} ms and "
+        f"{it.get(label, 'e2e/mean'):.3g} s"
+        for label in it.labels
+    ]
+    return f"time between tokens p99, time to first token and end-to-end time, means: {'; '.join(said)}"
+
+
 FINDINGS: dict[str, Callable[[Reproduction], str]] = {
     "sarathi_capacity": of_sarathi_capacity,
     "chunk_size": of_chunk_size,
@@ -186,6 +197,7 @@ FINDINGS: dict[str, Callable[[Reproduction], str]] = {
     "recompute_swap": of_recompute_swap,
     "victim_choice": of_victim_choice,
     "max_num_seqs": of_max_num_seqs,
+    "disaggregation": of_disaggregation,
 }
 
 # ---- the page ----
@@ -323,6 +335,12 @@ def picture_of_victims(axis: Axes, it: Reproduction) -> None:
     axis.set_xscale("log")
 
 
+def bars_of_gaps(axis: Axes, it: Reproduction) -> None:
+    gaps_ms = [it.get(label, "itl/p99") * 1e3 for label in it.labels]
+    bars(axis, it.labels, {"p99": gaps_ms}, "time between tokens, ms")
+    axis.tick_params(axis="x", labelsize=7)
+
+
 PICTURES: dict[str, Callable[[Axes, Reproduction], None]] = {
     "sarathi_capacity": picture_of_capacity,
     "chunk_size": lambda axis, it: trade(
@@ -339,4 +357,5 @@ PICTURES: dict[str, Callable[[Axes, Reproduction], None]] = {
         ("throughput/output_tokens_per_s", "output tokens/s", 1),
         "",
     ),
+    "disaggregation": bars_of_gaps,
 }

@@ -113,7 +113,8 @@ class FleetNotes(Recorder):
         self.routes = Rows(ROUTES, folder)
         self.transfers: Transfers | None = None
         if folder is not None:
-            packed.find(folder, TRANSFERS).unlink(missing_ok=True)
+            for path in packed.paths(folder, TRANSFERS):
+                path.unlink(missing_ok=True)
         self.counts: Counter[str] = Counter()
         self._replicas: Sequence[Replica] = ()
         self._parts: list[Recorder] = []
